@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, choice, flag, size
-from kernelcast.ops.spatial import SpatialKernel, channels_last, layout
+from kernelcast.ops.base import Calls, choice, flag
+from kernelcast.ops.spatial import FeatureMapKernel, channels_last, layout
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, paced, power_below, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -40,7 +40,7 @@ _SHARED_CYCLES, _SHARED_BACK_CYCLES, _SHARED_TASK_CYCLES = 520.0, 1250.0, 8000.0
 _IMAGE_CTAS, _IMAGE_ELEMENTS = 13.0, 8192.0  # CTAs per image without statistics, channels last; elements of each
 
 
-class _BatchNorm(SpatialKernel):
+class _BatchNorm(FeatureMapKernel):
     """Parameters of both directions."""
 
     examples = (
@@ -49,9 +49,6 @@ class _BatchNorm(SpatialKernel):
         {"batch": 1, "channels": 2048, "spatial": 49, "training": False},
     )
 
-    batch: int = size("images")
-    channels: int = size("channels")
-    spatial: int = size("pixels of one channel of one image")
     layout: str = layout()
     training: bool = flag("use the statistics of this batch; else the running statistics", default=True)
     weights: str | None = choice("dtype of the weights, default: dtype", VECTOR_DTYPES, default=None)

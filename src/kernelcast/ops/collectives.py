@@ -57,33 +57,18 @@ class Algorithm:
         return float(ALGORITHMS.index(self.algorithm))
 
 
-@dataclass(frozen=True)
 class CollectiveMessage:
     """Message size and world of the calls, and how far direct access reaches."""
 
-    bytes: Array
-    world: Array
-    direct: NDArray[np.bool_]
-    switch: NDArray[np.bool_]
-    between: bool = False  # nodes: the link is a network's
-
-    @classmethod
-    def of(cls, calls: Calls, gpu: Gpu) -> CollectiveMessage:
+    def __init__(self, calls: Calls, gpu: Gpu) -> None:
         link = fabric_type(calls.choice("fabric") or gpu.link_kind)
-        world = calls["world"]
+        self.bytes, self.world = calls["bytes"], calls["world"]
+        self.others = (self.world - 1) / self.world  # share of the message for or from other GPUs
+        self.levels = np.ceil(np.log2(self.world))  # of a tree
         reach = next((far for prefix, far in _REACH.items() if link.startswith(prefix)), 1.0)
         switch_reach = _SWITCH_REACH.get(link, 0.0) if calls.choice("dtype") in _SWITCH_DTYPES else 0.0
-        between = link.startswith(_NETWORKS)
-        return cls(calls["bytes"], world, direct=world <= reach, switch=world <= switch_reach, between=between)
-
-    @property
-    def others(self) -> Array:
-        """The share of the message that is for or from other GPUs."""
-        return (self.world - 1) / self.world
-
-    @property
-    def levels(self) -> Array:
-        return np.ceil(np.log2(self.world))
+        self.direct, self.switch = self.world <= reach, self.world <= switch_reach
+        self.between = link.startswith(_NETWORKS)  # nodes
 
 
 class _Collective(Kernel):
@@ -127,7 +112,7 @@ class _Collective(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        message = CollectiveMessage.of(calls, gpu)
+        message = CollectiveMessage(calls, gpu)
         algorithms = cls.algorithms(message)
         possible = np.stack([np.broadcast_to(p.possible, calls.count) for p in algorithms])
 

@@ -161,7 +161,7 @@ class Conv2d(Kernel):
             product=ConvProduct(m, n, inner, sizes.taps * rounds, count * images, packed, narrow),
             winograd=_winograd_product(sizes.winograd_tiles, sizes.n, sizes.channels),
             direct=Direct(sizes.output_elements, sizes.taps, FORWARD),
-            images=(_input(sizes), _filters(sizes), _output(sizes)),
+            images=(sizes.input, sizes.filters, sizes.output),
             streamed_bytes=sizes.filter_elements * dtype.weight_bytes,
             activation_bytes=sizes.input_elements * dtype.act_bytes + sizes.output_elements * dtype.out_bytes,
         )
@@ -228,7 +228,7 @@ class Conv2dDgrad(Conv2d):
             product=ConvProduct(m, n, inner, taps, count * images, packed, narrow),
             winograd=_winograd_product(sizes.winograd_tiles, sizes.channels, sizes.n),  # dx has about as many as y
             direct=Direct(sizes.whole, sizes.taps, OF_INPUT),  # visits every tap, whether it meets an output or not
-            images=(_output(sizes), _filters(sizes), _input(sizes)),
+            images=(sizes.output, sizes.filters, sizes.input),
             streamed_bytes=sizes.filter_elements * dtype.weight_bytes,
             activation_bytes=sizes.output_elements * dtype.act_bytes + sizes.whole * dtype.out_bytes,
         )
@@ -257,7 +257,7 @@ class Conv2dWgrad(Conv2d):
             ),
             winograd=_winograd_product(sizes.n, sizes.channels, sizes.winograd_tiles, splits=True),
             direct=Direct(sizes.output_elements, sizes.taps, OF_FILTERS),  # a product for each pixel and tap
-            images=(_input(sizes), _output(sizes), _filters(sizes)),
+            images=(sizes.input, sizes.output, sizes.filters),
             streamed_bytes=np.zeros(calls.count),
             activation_bytes=read * dtype.act_bytes + sizes.filter_elements * dtype.out_bytes + partial,
         )  # fmt: skip
@@ -289,18 +289,6 @@ def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Con
     """36 products of tiles, channels and filters. The transforms are not counted."""
     ones = np.ones_like(m)
     return ConvProduct(m, n, k, ones, _WINOGRAD_PRODUCTS * ones, splits=splits)
-
-
-def _input(sizes: ConvSizes) -> Image:
-    return Image(sizes.batch, sizes.input_pixels / sizes.batch, sizes.channels * sizes.groups)
-
-
-def _output(sizes: ConvSizes) -> Image:
-    return Image(sizes.batch, sizes.m / sizes.batch, sizes.n * sizes.groups)
-
-
-def _filters(sizes: ConvSizes) -> Image:
-    return Image(sizes.n * sizes.groups, sizes.taps, sizes.channels, is_filter=True)
 
 
 def _selection_features(calls: Calls, sizes: ConvSizes, gpu: Gpu) -> dict[str, Array]:

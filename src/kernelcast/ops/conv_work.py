@@ -101,6 +101,9 @@ class ConvSizes:
         self.filter_elements = self.groups * self.n * self.k
         self.output_elements = self.groups * self.m * self.n
         self.input_pixels = self.whole / (self.channels * self.groups)  # of all images
+        self.input = Image(self.batch, self.input_pixels / self.batch, self.channels * self.groups)
+        self.output = Image(self.batch, self.m / self.batch, self.n * self.groups)
+        self.filters = Image(self.n * self.groups, self.taps, self.channels, is_filter=True)
         tiles = ceil_div(rows.outputs, _WINOGRAD_SIDE) * ceil_div(columns.outputs, _WINOGRAD_SIDE)
         self.winograd_tiles = self.batch * tiles  # of 4x4 outputs
         plain = np.logical_and.reduce([(x.kernel == 3) & (x.stride == 1) & (x.dilation == 1) for x in (rows, columns)])

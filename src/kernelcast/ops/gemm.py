@@ -210,45 +210,24 @@ def matmul_work(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class GemmTiles:
+class _Tiles:
     """What all calls share: (tiles, 1) each, of one k-step; for the CTA (candidates, 1)."""
 
-    m: Array
-    n: Array
-    k: float
-    flops: Array
-    a_bytes: Array
-    b_bytes: Array
-    smem_bytes: Array
-    c_bytes: Array
-    partial_bytes: Array  # C in fp32, written and read
-    threads: Array
-    registers: Array
-    smem_bytes_per_cta: Array
-    names: dict[str, Number]
+    def __init__(self, unit: MatrixUnit, dtype: DType, pipe: str, smem_bytes_per_cta: float) -> None:
+        m, n, threads = (axis([tile[at] for tile in unit.tiles]) for at in range(3))
+        k = float(2 ** round(math.log2(_TILE_K_BYTES / dtype.act_bytes))) if pipe == "tensor" else 16.0
+        self.m, self.n, self.k, self.flops = m, n, k, 2 * m * n * k
+        self.a_bytes, self.b_bytes = m * k * dtype.act_bytes, n * k * dtype.weight_bytes
+        self.smem_bytes = unit.smem_bytes(self.a_bytes, self.b_bytes, m, n)
+        self.c_bytes, self.partial_bytes = m * n * dtype.out_bytes, m * n * 8.0  # partial sums: fp32, written and read
+        self.threads = _twice(threads)
+        self.registers = _twice(np.minimum(255, 40 + m * n / np.minimum(threads, 256)))
+        stages_bytes = unit.stages * (self.a_bytes + self.b_bytes)
+        self.smem_bytes_per_cta = _twice(np.minimum(stages_bytes, smem_bytes_per_cta))
+        self.names: dict[str, Number] = {"tile_m": _twice(m), "tile_n": _twice(n), "tile_k": k}
 
 
-@functools.cache
-def _tiles(unit: MatrixUnit, dtype: DType, pipe: str, smem_bytes_per_cta: float) -> GemmTiles:
-    m, n, threads = (axis([tile[at] for tile in unit.tiles]) for at in range(3))
-    k = float(2 ** round(math.log2(_TILE_K_BYTES / dtype.act_bytes))) if pipe == "tensor" else 16.0
-    a_bytes, b_bytes = m * k * dtype.act_bytes, n * k * dtype.weight_bytes
-    return GemmTiles(
-        m=m,
-        n=n,
-        k=k,
-        flops=2 * m * n * k,
-        a_bytes=a_bytes,
-        b_bytes=b_bytes,
-        smem_bytes=unit.smem_bytes(a_bytes, b_bytes, m, n),
-        c_bytes=m * n * dtype.out_bytes,
-        partial_bytes=m * n * 8.0,
-        threads=_twice(threads),
-        registers=_twice(np.minimum(255, 40 + m * n / np.minimum(threads, 256))),
-        smem_bytes_per_cta=_twice(np.minimum(unit.stages * (a_bytes + b_bytes), smem_bytes_per_cta)),
-        names={"tile_m": _twice(m), "tile_n": _twice(n), "tile_k": k},
-    )
+_tiles = functools.cache(_Tiles)
 
 
 def _layout_features(gpu: Gpu, calls: Calls, m: Array, n: Array, batch: Array, usual_layout: str) -> dict[str, Array]:
@@ -318,7 +297,7 @@ def dequantise_flops(dtype: DType, tile_m: Array, tile_n: Array, k: Array) -> Nu
 
 
 def _refetched(
-    gpu: Gpu, dtype: DType, m: Array, n: Array, k: Array, tile: GemmTiles, rows: Array, columns: Array
+    gpu: Gpu, dtype: DType, m: Array, n: Array, k: Array, tile: _Tiles, rows: Array, columns: Array
 ) -> Number:
     """Operand bytes read from DRAM more than once: what the tiles of a wave share is read once per wave.
 

@@ -100,16 +100,18 @@ class Gather(MemoryKernel):
         return (_gathered(gpu, calls["rows"], calls["cols"], calls.dtype.act_bytes),)
 
 
-class Embedding(MemoryKernel):
+class _EmbeddingTable(MemoryKernel):
+    tokens: int = size("tokens to look up")
+    hidden: int = size("embedding dimension")
+    vocab: int = size("rows of the embedding table")
+
+
+class Embedding(_EmbeddingTable):
     """Embedding lookup: copies the table row of each token. Repeated tokens hit L2, so at most min(tokens, vocab) rows
     are streamed."""
 
     op = "embedding"
     examples = ({"tokens": 4096, "hidden": 4096, "vocab": 128256},)
-
-    tokens: int = size("tokens to look up")
-    hidden: int = size("embedding dimension")
-    vocab: int = size("rows of the embedding table")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -163,7 +165,7 @@ def token_move(gpu: Gpu, tokens: Array, elements: Array, in_bytes: float, out_by
     )
 
 
-class EmbeddingBackward(MemoryKernel):
+class EmbeddingBackward(_EmbeddingTable):
     """Dense gradient of an embedding table (embedding_dense_backward): zeros, then the sum of each token's gradients.
 
     Beyond 3,072 tokens the ids are sorted, equal ones summed ten at a time in fp32, and the partial sums added into the
@@ -172,10 +174,6 @@ class EmbeddingBackward(MemoryKernel):
 
     op = "embedding_backward"
     examples = ({"tokens": 8192, "hidden": 4096, "vocab": 128256}, {"tokens": 2048, "hidden": 1024, "vocab": 50257})
-
-    tokens: int = size("tokens looked up in the forward pass")
-    hidden: int = size("embedding dimension")
-    vocab: int = size("rows of the embedding table")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

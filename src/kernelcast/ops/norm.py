@@ -14,7 +14,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Conflicts, flag, not_multiple, size
 from kernelcast.ops.reduce import reduction
-from kernelcast.ops.spatial import SpatialKernel
+from kernelcast.ops.spatial import FeatureMapKernel
 from kernelcast.ops.vector import (
     ACCUMULATOR_BYTES,
     VECTOR_ELEMENTS,
@@ -190,7 +190,7 @@ _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0
 _OFFSET_INSTRUCTIONS = 20.0  # of a thread per element and tensor: its offset, over two axes
 
 
-class _GroupNorm(SpatialKernel):
+class _GroupNorm(FeatureMapKernel):
     """Parameters of both directions."""
 
     examples = (
@@ -198,9 +198,6 @@ class _GroupNorm(SpatialKernel):
         {"batch": 64, "channels": 1024, "spatial": 1, "groups": 8},
     )
 
-    batch: int = size("images")
-    channels: int = size("channels")
-    spatial: int = size("pixels of one channel of one image")
     groups: int = size("groups of channels")
 
     @classmethod

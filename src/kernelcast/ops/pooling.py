@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Conflicts, conflict, size
-from kernelcast.ops.spatial import SpatialKernel, channels_last, layout
+from kernelcast.ops.spatial import ImageKernel, channels_last, layout
 from kernelcast.ops.vector import INDEX_BYTES, fill_kernel, paced, power_below, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -42,7 +42,7 @@ def output_sizes(calls: Calls) -> list[Array]:
     return outputs
 
 
-class _Pool(SpatialKernel):
+class _Pool(ImageKernel):
     """Parameters of pooling with windows, both directions."""
 
     examples = (
@@ -54,10 +54,6 @@ class _Pool(SpatialKernel):
     index_bytes: ClassVar[float] = 0.0  # of an output: where its maximum was
     backward: ClassVar[bool] = False
 
-    batch: int = size("images")
-    channels: int = size("channels")
-    height: int = size("rows of the input")
-    width: int = size("columns of the input")
     kernel_h: int = size("rows of a window")
     kernel_w: int = size("columns of a window")
     stride: int = size("stride along each axis")
@@ -201,7 +197,7 @@ def _last_grid(batch: Array, channels: Array, height: Array, width: Array) -> tu
     return batch * parts * columns * rows, wide * across * down, pixels * ceil_div(channels, wide * parts)
 
 
-class _Adaptive(SpatialKernel):
+class _Adaptive(ImageKernel):
     """Parameters of adaptive pooling, both directions."""
 
     examples = (
@@ -209,10 +205,6 @@ class _Adaptive(SpatialKernel):
         {"batch": 8, "channels": 2048, "height": 32, "width": 32, "out_height": 6, "out_width": 6, "layout": "nhwc"},
     )
 
-    batch: int = size("images")
-    channels: int = size("channels")
-    height: int = size("rows of the input")
-    width: int = size("columns of the input")
     out_height: int = size("rows of the output")
     out_width: int = size("columns of the output")
     layout: str = layout()

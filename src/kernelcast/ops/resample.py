@@ -6,7 +6,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, size
-from kernelcast.ops.spatial import SpatialKernel, channels_last, each_output, layout
+from kernelcast.ops.spatial import ImageKernel, SpatialKernel, channels_last, each_output, layout
 from kernelcast.ops.vector import fill_kernel
 from kernelcast.ops.work import Array, Work, Works
 
@@ -31,7 +31,7 @@ _COPY_INSTRUCTIONS = 60.0
 _BORDER_INSTRUCTIONS, _BORDER_ATOMIC_INSTRUCTIONS = 146.0, 30.0  # of a thread for an element of the padded image
 
 
-class _Interpolate(SpatialKernel):
+class _Interpolate(ImageKernel):
     """Parameters of both directions."""
 
     examples = (
@@ -40,10 +40,6 @@ class _Interpolate(SpatialKernel):
          "mode": "bilinear"},
     )  # fmt: skip
 
-    batch: int = size("images")
-    channels: int = size("channels")
-    height: int = size("rows of the input")
-    width: int = size("columns of the input")
     out_height: int = size("rows of the output")
     out_width: int = size("columns of the output")
     mode: str = choice("interpolation mode", MODES, default="nearest")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Kernel, choice, grain, size
-from kernelcast.ops.vector import SECTOR_BYTES, VECTOR_BYTES, VECTOR_DTYPES, Mask, paced, vector_kernel
+from kernelcast.ops.vector import SECTOR_BYTES, VECTOR_BYTES, VECTOR_DTYPES, paced, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
 LAYOUTS = ("nchw", "nhwc")
@@ -19,6 +19,23 @@ class SpatialKernel(Kernel):
 
     family = "spatial"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
+
+
+class FeatureMapKernel(SpatialKernel):
+    """A layer that does not tell rows from columns."""
+
+    batch: int = size("images")
+    channels: int = size("channels")
+    spatial: int = size("pixels of one channel of one image")
+
+
+class ImageKernel(SpatialKernel):
+    """A layer over the rows and columns of images."""
+
+    batch: int = size("images")
+    channels: int = size("channels")
+    height: int = size("rows of the input")
+    width: int = size("columns of the input")
 
 
 def layout() -> str:
@@ -33,32 +50,17 @@ def channels_last(calls: Calls) -> bool:
 
 
 def each_output(
-    gpu: Gpu,
-    outputs: Array,
-    *,
-    threads: float,
-    a_thread: Number = 1.0,
-    moved_bytes: Number,
-    again_bytes: Number = 0.0,
-    instructions: Number,
-    flops: Number = 0.0,
-    steps: Number = 1.0,
-    step_cycles: Number = 0.0,
-    registers: float = 32.0,
-    runs: Mask = True,
-) -> Work:
-    """Threads that each compute ``a_thread`` outputs in turn; ``instructions`` are per output."""
+    gpu: Gpu, outputs: Array, *, threads: float, a_thread: Number = 1.0, instructions: Number, flops: Number = 0.0,
+    step_cycles: Number = 0.0, **more: Any,
+) -> Work:  # fmt: skip
+    """Threads that each compute ``a_thread`` outputs in turn; ``instructions`` and ``flops`` are per output."""
     work = vector_kernel(
         gpu,
         tasks=ceil_div(outputs, threads * np.asarray(a_thread, dtype=np.float64)),
         threads=threads,
-        moved_bytes=moved_bytes,
-        again_bytes=again_bytes,
         flops=flops * outputs,
         warp_instructions=instructions * outputs / gpu.warp_threads,
-        registers=registers,
-        steps=steps,
-        runs=runs,
+        **more,
     )
     return paced(work, gpu, step_cycles)
 
@@ -75,7 +77,7 @@ _CAT_THREADS = 256.0
 _UNSHARED = 0.6  # of the sectors that elements read across, what L1 has not kept from the neighbours' reads
 
 
-class ChannelsLast(SpatialKernel):
+class ChannelsLast(FeatureMapKernel):
     """Copy of a feature map to the other memory format (``x.contiguous(memory_format=torch.channels_last)``)."""
 
     op = "channels_last"
@@ -84,9 +86,6 @@ class ChannelsLast(SpatialKernel):
         {"batch": 32, "channels": 64, "spatial": 12544, "to": "nchw"},
     )
 
-    batch: int = size("images")
-    channels: int = size("channels")
-    spatial: int = size("pixels of one channel of one image")
     to: str = choice("memory format of the copy", LAYOUTS, default="nhwc")
 
     @classmethod
@@ -105,15 +104,12 @@ class ChannelsLast(SpatialKernel):
         return (work,)
 
 
-class ChannelCat(SpatialKernel):
+class ChannelCat(FeatureMapKernel):
     """Feature maps concatenated along the channels (DenseNet, UNet): ``channels`` in all, from ``parts``."""
 
     op = "channel_cat"
     examples = ({"batch": 32, "channels": 256, "spatial": 3136, "parts": 4},)
 
-    batch: int = size("images")
-    channels: int = size("channels of the result")
-    spatial: int = size("pixels of one channel of one image")
     parts: int = size("tensors concatenated")
     layout: str = layout()
 
