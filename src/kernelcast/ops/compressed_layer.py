@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.attention_layer import (
@@ -71,93 +70,82 @@ class CompressedLayer(AttentionLayer):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        ratio = calls["compress_ratio"]
-        made = np.where(ratio == 0, "none", np.where(_chooses(calls), "chosen", "all")).astype(object)
+        made = np.where(_Compression(calls).selects, "chosen", "all")
+        made = np.where(calls["compress_ratio"] == 0, "none", made).astype(object)
         return {**super().configuration(calls), "compressed": made}
 
     @classmethod
     def projected_flops(cls, calls: Calls) -> Array:
-        out = calls["q_heads"] * calls["head_dim"] + _groups(calls) * calls["hidden"]
-        return 2 * (calls["hidden"] * _down(calls) + calls["q_rank"] * _up(calls) + calls["o_rank"] * out)
+        sizes = _Compression(calls)
+        out = calls["q_heads"] * calls["head_dim"] + sizes.groups * calls["hidden"]
+        return 2 * (calls["hidden"] * sizes.down + calls["q_rank"] * sizes.up + calls["o_rank"] * out)
 
     @classmethod
     def attended_flops(cls, calls: Calls) -> Array:
-        requests, ratio = RequestBatch.of(calls), calls["compress_ratio"]
-        pairs = requests.total(seen_pairs(requests)) / np.maximum(ratio, 1.0)
-        chosen = requests.total(seen_pairs(requests, requests.each(_most(calls) * ratio))) / np.maximum(ratio, 1.0)
+        requests, sizes = RequestBatch.of(calls), _Compression(calls)
+        pairs = requests.total(seen_pairs(requests)) / sizes.ratio
+        most = requests.each(sizes.most * calls["compress_ratio"])
+        chosen = requests.total(seen_pairs(requests, most)) / sizes.ratio
         last = requests.total(seen_pairs(requests, requests.each(calls["window"])))
-        indexed = _chooses(calls) * calls["index_heads"] * calls["index_dim"] * pairs
-        return 2 * (2 * calls["q_heads"] * calls["head_dim"] * (last + chosen * (ratio > 0)) + indexed)
+        indexed = sizes.selects * calls["index_heads"] * calls["index_dim"] * pairs
+        return 2 * (2 * calls["q_heads"] * calls["head_dim"] * (last + chosen * sizes.compresses) + indexed)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         sizes = {"log_ratio": np.log2(calls["compress_ratio"] + 1), "log_topk": np.log2(calls["index_topk"])}
-        return super().shape_features(calls, gpu) | sizes | {"indexer": _chooses(calls).astype(np.float64)}
+        return super().shape_features(calls, gpu) | sizes | {"indexer": _Compression(calls).selects.astype(np.float64)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        requests, chooses, ratio = RequestBatch.of(calls), _chooses(calls), calls["compress_ratio"]
+        requests, sizes = RequestBatch.of(calls), _Compression(calls)
         tokens, heads, dim = requests.total(requests.queries), calls["q_heads"], calls["head_dim"]
-        groups, view = _groups(calls), attention_view(calls, gpu, narrow=False)
+        groups, view = sizes.groups, attention_view(calls, gpu, narrow=False)
         index = (
-            key_scores(gpu, requests, calls["index_heads"], calls["index_dim"], np.maximum(ratio, 1.0)),
-            topk_keys(gpu, requests, calls["index_topk"], np.maximum(ratio, 1.0)),
+            key_scores(gpu, requests, calls["index_heads"], calls["index_dim"], sizes.ratio),
+            topk_keys(gpu, requests, calls["index_topk"], sizes.ratio),
         )
-        most = np.where(ratio > 0, _most(calls), 1.0)  # none: a key beside the window
+        most = np.where(sizes.compresses, sizes.most, 1.0)  # none: a key beside the window
         return (
-            *projection(gpu, calls, tokens, _down(calls), calls["hidden"]),
-            *projection(gpu, calls, tokens, _up(calls), calls["q_rank"]),
-            _small(gpu, calls, tokens),
-            *only(index, chooses),
-            *gathered_attention(gpu, view, requests, cls.heads(calls), most, np.maximum(ratio, 1.0), calls["window"]),
+            *projection(gpu, calls, tokens, sizes.down, calls["hidden"]),
+            *projection(gpu, calls, tokens, sizes.up, calls["q_rank"]),
+            _small(gpu, calls, tokens, sizes),
+            *only(index, sizes.selects),
+            *gathered_attention(gpu, view, requests, cls.heads(calls), most, sizes.ratio, calls["window"]),
             by_head(gpu, calls, tokens, groups, calls["o_rank"], heads * dim / groups),
             *projection(gpu, calls, tokens, calls["hidden"], groups * calls["o_rank"]),
         )
 
 
-def _chooses(calls: Calls) -> NDArray[np.bool_]:
-    ratio = calls["compress_ratio"]
-    return np.asarray((ratio > 0) & (ratio <= _CHOOSES))
+class _Compression:
+    """What compression and the indexer add to a layer; arrays (calls,)."""
+
+    def __init__(self, calls: Calls) -> None:
+        ratio, dim, heads = calls["compress_ratio"], calls["head_dim"], calls["q_heads"]
+        self.ratio, self.compresses = np.maximum(ratio, 1.0), ratio > 0
+        self.selects = np.asarray((ratio > 0) & (ratio <= _CHOOSES))  # has an indexer
+        self.most = np.where(self.selects, calls["index_topk"], 0.0)  # compressed keys of a token, 0: all
+        self.groups = calls.given("o_groups", np.maximum(1.0, heads / _GROUP))
+        # columns that go into compressed keys: values and gates, of two windows where they overlap, and the indexer's
+        wide = self.compresses * (1.0 + self.selects) * dim
+        self.columns = 2 * (wide + self.selects * 2 * calls["index_dim"])
+        self.down = calls["q_rank"] + dim + self.columns + self.selects * calls["index_heads"]
+        self.up = heads * dim + self.selects * calls["index_heads"] * calls["index_dim"]
 
 
-def _most(calls: Calls) -> Array:
-    """Compressed keys that a token attends to, 0: all."""
-    return np.where(_chooses(calls), calls["index_topk"], 0.0)
-
-
-def _groups(calls: Calls) -> Array:
-    return calls.given("o_groups", np.maximum(1.0, calls["q_heads"] / _GROUP))
-
-
-def _compressed(calls: Calls) -> Array:
-    """Columns that go into compressed keys: values and gates, of two windows where they overlap, the indexer's
-    included."""
-    chooses, makes = _chooses(calls), calls["compress_ratio"] > 0
-    return 2 * (makes * (1.0 + chooses) * calls["head_dim"] + chooses * 2 * calls["index_dim"])
-
-
-def _down(calls: Calls) -> Array:
-    return calls["q_rank"] + calls["head_dim"] + _compressed(calls) + _chooses(calls) * calls["index_heads"]
-
-
-def _up(calls: Calls) -> Array:
-    return calls["q_heads"] * calls["head_dim"] + _chooses(calls) * calls["index_heads"] * calls["index_dim"]
-
-
-def _small(gpu: Gpu, calls: Calls, tokens: Array) -> Work:
-    chooses, heads, rope = _chooses(calls), calls["q_heads"], calls["rope_dim"]
-    index_bytes = chooses * calls["index_heads"] * calls["index_dim"] * 5.0  # in 16 bits, rotated and out in 8
+def _small(gpu: Gpu, calls: Calls, tokens: Array, sizes: _Compression) -> Work:
+    heads, selects = calls["q_heads"], sizes.selects
+    index_bytes = selects * calls["index_heads"] * calls["index_dim"] * 5.0  # in 16 bits, rotated and out in 8
+    kernels = _SMALL_KERNELS + sizes.compresses * _COMPRESS_KERNELS + selects * (_COMPRESS_KERNELS + _INDEX_KERNELS)
     return small_kernels(
         gpu,
         calls,
         tokens,
         normed=calls["q_rank"] + (heads + 1) * calls["head_dim"],
-        rotated=(2 * heads + 1) * rope,
+        rotated=(2 * heads + 1) * calls["rope_dim"],
         kept=calls["head_dim"],
-        kernels=_SMALL_KERNELS + (calls["compress_ratio"] > 0) * _COMPRESS_KERNELS
-        + chooses * (_COMPRESS_KERNELS + _INDEX_KERNELS),
-        moved_bytes=_compressed(calls) * _STATE_BYTES + index_bytes,
-    )  # fmt: skip
+        kernels=kernels,
+        moved_bytes=sizes.columns * _STATE_BYTES + index_bytes,
+    )
 
 
 class BlockSparseLayer(AttentionLayer):

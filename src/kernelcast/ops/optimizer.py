@@ -101,23 +101,22 @@ def _update(
     return chunk_loop(gpu, update, step_cycles)
 
 
+def _alignment(calls: Calls) -> tuple[NDArray[np.bool_], Array]:
+    """Whether tensors are allocated separately, as a model's, whose chunks are given; equal ones are views of one
+    buffer, with so many elements each."""
+    return ~np.isnan(calls["chunks"]) | (calls["tensors"] == 1), np.floor(calls["elements"] / calls["tensors"])
+
+
 def unaligned(calls: Calls) -> Array:
     """1 where threads load single values: sizes that are no multiple of four."""
-    return np.where(_apart(calls), 0.0, np.mod(_each(calls), VECTOR) > 0)
+    apart, each = _alignment(calls)
+    return np.where(apart, 0.0, np.mod(each, VECTOR) > 0)
 
 
 def _line_grain(calls: Calls) -> Array:
     """log2 of the alignment of tensors in bytes, up to a line of 128: an access across lines takes one more."""
-    return np.where(_apart(calls), grain(np.full(calls.count, 128.0)), grain(_each(calls) * calls.dtype.act_bytes))
-
-
-def _each(calls: Calls) -> Array:
-    return np.floor(calls["elements"] / calls["tensors"])
-
-
-def _apart(calls: Calls) -> NDArray[np.bool_]:
-    """Separately allocated tensors, as a model's, whose chunks are given; equal ones are views of one buffer."""
-    return ~np.isnan(calls["chunks"]) | (calls["tensors"] == 1)
+    apart, each = _alignment(calls)
+    return np.where(apart, grain(np.full(calls.count, 128.0)), grain(each * calls.dtype.act_bytes))
 
 
 def again_bytes(calls: Calls, moved_bytes: Array, number_bytes: float) -> Array:
