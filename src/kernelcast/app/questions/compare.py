@@ -8,21 +8,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import Question, option
-from kernelcast.app.questions.shared import (
-    InputLen,
-    KvFormat,
-    ModelName,
-    OutputLen,
-    PredictorParameters,
-    Price,
-    PriceKind,
-    PricesFile,
-    gpu_names,
-    names_of,
-    stack_names,
-    weight_formats,
-)
 from kernelcast.app.questions.trace import NEEDS_TORCH, StepParameters, step_conditions
 from kernelcast.errors import KernelcastError
 
@@ -38,7 +25,7 @@ _limit = partial(option, metavar="TIME")
 
 
 @dataclass(frozen=True)
-class GpusAndPrices(PredictorParameters):
+class GpusAndPrices(shared.PredictorParameters):
     """Which GPUs, at which prices."""
 
     panel: ClassVar[str | None] = "GPUs and prices"
@@ -46,7 +33,7 @@ class GpusAndPrices(PredictorParameters):
     gpus: Annotated[
         str | Sequence[str] | None,
         option("", "--gpu", metavar="ID,..", help="GPUs to compare, or all (required)", type=str | None,
-               values=partial(gpu_names, "all")),
+               values=partial(shared.gpu_names, "all")),
     ] = None  # fmt: skip
     max_gpus: Annotated[int, option(help="GPUs at most, of one model")] = 8
     what_if: Annotated[
@@ -56,11 +43,11 @@ class GpusAndPrices(PredictorParameters):
     by: Annotated[
         str | None,
         option(metavar="WHAT", help="dollars, latency, throughput or joules; default: dollars, then (without a price) "
-               "throughput a GPU", values=partial(names_of, "search.compare.candidates", "BY")),
+               "throughput a GPU", values=partial(shared.names_of, "search.compare.candidates", "BY")),
     ] = None  # fmt: skip
-    prices: PricesFile = None
-    price: Price = None
-    price_kind: PriceKind = "on_demand"
+    prices: shared.PricesFile = None
+    price: shared.Price = None
+    price_kind: shared.PriceKind = "on_demand"
 
     @property
     def gpu_arguments(self) -> dict[str, Any]:
@@ -81,20 +68,20 @@ class ServedModel(Question):
     panel: ClassVar[str | None] = "Serving"
 
     rate: Annotated[float | None, option("", "--request-rate", help="requests per second to sustain")] = None
-    input_len: InputLen = None
-    output_len: OutputLen = None
+    input_len: shared.InputLen = None
+    output_len: shared.OutputLen = None
     ttft: Annotated[str | None, _limit(help="limit of the mean time to first token")] = None
     tpot: Annotated[str | None, _limit(help="limit of the mean time per output token")] = None
     e2el: Annotated[str | None, _limit(help="limit of the mean end-to-end latency")] = None
-    stack: Annotated[str | None, option(metavar="NAME", help="vllm (or sglang, trtllm, torch)", values=stack_names)] = (
-        None
-    )
+    stack: Annotated[
+        str | None, option(metavar="NAME", help="vllm (or sglang, trtllm, torch)", values=shared.stack_names)
+    ] = None
     formats: Annotated[
         str | None,
         option(metavar="FORMAT,..", help="formats of weights, or all; default: the checkpoint's",
-               values=partial(weight_formats, "all")),
+               values=partial(shared.weight_formats, "all")),
     ] = None  # fmt: skip
-    kv_dtype: KvFormat = None
+    kv_dtype: shared.KvFormat = None
     thorough: Annotated[bool, option(help="forecast every layout, not only the most promising")] = False
     sensitivity: Annotated[bool, option(help="what 1% more of each spec buys, of the first three GPUs")] = False
 
@@ -111,7 +98,7 @@ class CompareQuestion(ServedModel, GpusAndPrices):
 
     command: ClassVar[str] = "compare"
 
-    model: ModelName
+    model: shared.ModelName
     batch: Annotated[int | None, option(help="requests of one static batch")] = None
 
     def answer(self) -> Comparison:
@@ -146,7 +133,7 @@ class CompareTrainingQuestion(TrainedModel, GpusAndPrices):
 
     command: ClassVar[str] = "compare"
 
-    model: ModelName
+    model: shared.ModelName
     batch: Annotated[int, option(help="samples of a step")] = 1
 
     def answer(self) -> TrainingComparison:

@@ -6,32 +6,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from kernelcast.app.questions import shared
 from kernelcast.app.questions.deployment import ClusterParameters, speculation
 from kernelcast.app.questions.parameters import Question, option
-from kernelcast.app.questions.shared import (
-    Acceptance,
-    Changes,
-    Dp,
-    DraftModel,
-    DraftTokens,
-    Ep,
-    GpuName,
-    InputLen,
-    KvFormat,
-    MicroBatches,
-    ModelName,
-    OutputLen,
-    PowerCap,
-    Pp,
-    PredictorParameters,
-    SequenceParallel,
-    StackName,
-    Tp,
-    TransferFabric,
-    WeightsFormat,
-    resolve_gpu,
-    resolve_model,
-)
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
@@ -60,24 +37,24 @@ class PrefillWorkers(Question):
     prefill_dp: Annotated[int | None, option(help="attention data parallel size of one", unless_given=1)] = None
     prefill_ep: Annotated[int | None, option(help="expert parallel size of one", unless_given=1)] = None
     prefill_batch: Annotated[int | None, option(help="prompts that one prefills together", unless_given=1)] = None
-    transfer_fabric: TransferFabric = None
+    transfer_fabric: shared.TransferFabric = None
 
 
 DISAGGREGATED = tuple(member.name for member in fields(PrefillWorkers))
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferQuestion(PrefillWorkers, ClusterParameters, PredictorParameters):
+class InferQuestion(PrefillWorkers, ClusterParameters, shared.PredictorParameters):
     """One static batch of requests; None: not given."""
 
     command: ClassVar[str] = "infer"
 
-    model: ModelName
-    gpu: GpuName = None
-    stack: StackName = "vllm"
+    model: shared.ModelName
+    gpu: shared.GpuName = None
+    stack: shared.StackName = "vllm"
     batch: Annotated[int | None, option(help="requests of the batch", unless_given=1)] = None
-    input_len: InputLen = None
-    output_len: OutputLen = None
+    input_len: shared.InputLen = None
+    output_len: shared.OutputLen = None
     requests: Annotated[
         Path | None, option(metavar="FILE", help="CSV, JSONL or Parquet with input_tokens, output_tokens")
     ] = None
@@ -85,21 +62,21 @@ class InferQuestion(PrefillWorkers, ClusterParameters, PredictorParameters):
     chunk: Annotated[
         int | None, option(help="tokens a step of chunked prefill; 0: not chunked; default: the stack's")
     ] = None
-    dtype: WeightsFormat = None
-    kv_dtype: KvFormat = None
-    tp: Tp = 1
-    pp: Pp = 1
-    ep: Ep = 1
-    dp: Dp = 1
+    dtype: shared.WeightsFormat = None
+    kv_dtype: shared.KvFormat = None
+    tp: shared.Tp = 1
+    pp: shared.Pp = 1
+    ep: shared.Ep = 1
+    dp: shared.Dp = 1
     images: Annotated[int, option(help="images of each prompt, beside its tokens (0)", minimum=0)] = 0
     image_size: Annotated[int, option(help="pixels of an image's side (1024)", minimum=1)] = 1024
-    micro_batches: MicroBatches = 1
-    sequence_parallel: SequenceParallel = False
-    draft_tokens: DraftTokens = 0
-    acceptance: Acceptance = 0.7
-    draft_model: DraftModel = None
-    set: Changes = None
-    power_cap: PowerCap = None
+    micro_batches: shared.MicroBatches = 1
+    sequence_parallel: shared.SequenceParallel = False
+    draft_tokens: shared.DraftTokens = 0
+    acceptance: shared.Acceptance = 0.7
+    draft_model: shared.DraftModel = None
+    set: shared.Changes = None
+    power_cap: shared.PowerCap = None
 
     @property
     def disaggregated(self) -> bool:
@@ -115,7 +92,9 @@ class InferQuestion(PrefillWorkers, ClusterParameters, PredictorParameters):
 
         if self.disaggregated:
             return self._answer_disaggregated()
-        deployment = self._deployment(resolve_model(self.model), resolve_gpu(self.gpu, self.set, self.power_cap))
+        deployment = self._deployment(
+            shared.resolve_model(self.model), shared.resolve_gpu(self.gpu, self.set, self.power_cap)
+        )
         workload = self._workload(deployment)
         if self.images:
             workload = with_images(workload, deployment, self.images, self.image_size)
@@ -125,7 +104,9 @@ class InferQuestion(PrefillWorkers, ClusterParameters, PredictorParameters):
         from kernelcast.inference.disaggregated import PhaseWorkers, infer_disaggregated
 
         self.refuse(("requests", "images"), "`prefill_workers` serve equal requests without images")
-        decode = self._deployment(resolve_model(self.model), resolve_gpu(self.gpu, self.set, self.power_cap))
+        decode = self._deployment(
+            shared.resolve_model(self.model), shared.resolve_gpu(self.gpu, self.set, self.power_cap)
+        )
         work = self._workload(decode)
         sizes: dict[str, Any] = {name: self.value(f"prefill_{name}") for name in ("tp", "pp", "dp", "ep")}
         prefill = replace(self, **sizes)._deployment(decode.model, decode.gpu)

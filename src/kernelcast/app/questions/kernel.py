@@ -9,20 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import argument, option
-from kernelcast.app.questions.shared import (
-    Cache,
-    Changes,
-    GpuName,
-    PowerCap,
-    PredictorParameters,
-    SkipBad,
-    Without,
-    gpu_names,
-    op_names,
-    resolve_conditions,
-    resolve_gpu,
-)
 from kernelcast.energy.power import lasting
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict import Prediction, predict
@@ -34,17 +22,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CallConditions(PredictorParameters):
+class CallConditions(shared.PredictorParameters):
     """The conditions of a kernel call."""
 
-    set: Changes = None
-    without: Without = None
-    cache: Cache = "model"
+    set: shared.Changes = None
+    without: shared.Without = None
+    cache: shared.Cache = "model"
 
     @cached_property
     def conditions(self) -> Conditions:
         """Made once: a calibration of other weights warns when it is read."""
-        return resolve_conditions(self.without, self.cache, self.predictor, self.calibration, self.weights)
+        return shared.resolve_conditions(self.without, self.cache, self.predictor, self.calibration, self.weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +41,14 @@ class KernelQuestion(CallConditions):
 
     command: ClassVar[str] = "kernel"
 
-    op: Annotated[str, argument("OP", "an op of `kernelcast ops`", values=op_names)]
+    op: Annotated[str, argument("OP", "an op of `kernelcast ops`", values=shared.op_names)]
     parameters: Annotated[Mapping[str, Any], argument("PARAMETERS", "of the op")] = field(default_factory=dict)
-    gpu: GpuName = None
-    power_cap: PowerCap = None
+    gpu: shared.GpuName = None
+    power_cap: shared.PowerCap = None
 
     @cached_property
     def resolved_gpu(self) -> Gpu:
-        return resolve_gpu(self.gpu, self.set, self.power_cap)
+        return shared.resolve_gpu(self.gpu, self.set, self.power_cap)
 
     def answer(self) -> tuple[Prediction, Energy | None]:
         """The call's time, and its energy where the GPU's power is known."""
@@ -76,12 +64,13 @@ class KernelsQuestion(CallConditions):
 
     table: Annotated[Path, argument("TABLE", "a .csv, .parquet or .jsonl file with a column op and its parameters")]
     gpu: Annotated[
-        str | None, option(metavar="ID", help="GPU of every row; default: the table's gpu column", values=gpu_names)
+        str | None,
+        option(metavar="ID", help="GPU of every row; default: the table's gpu column", values=shared.gpu_names),
     ] = None
     output: Annotated[
         Path | None, option("-o", metavar="FILE", help="where to write the table with the results (same endings)")
     ] = None
-    skip_bad: SkipBad = False
+    skip_bad: shared.SkipBad = False
 
 
 def op_options(parameters: Mapping[str, Any]) -> list[str]:

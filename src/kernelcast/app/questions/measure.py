@@ -7,17 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import Question, argument, option
-from kernelcast.app.questions.shared import (
-    Cache,
-    Changes,
-    GpuName,
-    PredictorParameters,
-    gpu_names,
-    model_names,
-    resolve_conditions,
-    resolve_gpu,
-)
 from kernelcast.errors import KernelcastError, unknown
 
 if TYPE_CHECKING:
@@ -52,7 +43,8 @@ class CollectQuestion(Question):
         Path | None, option(metavar="FILE.parquet", help="calls of this table a second time: how far times repeat")
     ] = None
     gpu: Annotated[
-        str | None, option(metavar="ID", help="this GPU in the catalogue; default: by its name", values=gpu_names)
+        str | None,
+        option(metavar="ID", help="this GPU in the catalogue; default: by its name", values=shared.gpu_names),
     ] = None
     seed: Annotated[int, option(help="the same seed gives the same calls")] = 0
     plan: Annotated[bool, option(help="show the plan and stop; needs no GPU")] = False
@@ -66,14 +58,14 @@ class CollectQuestion(Question):
 class TuneQuestion(Question):
     """Which Triton configs to try."""
 
-    gpu: GpuName = None
+    gpu: shared.GpuName = None
     dtype: Annotated[str, option(metavar="FORMAT", help="bf16, fp16, fp8, fp8_block")] = "bf16"
     top: Annotated[int, _size(help="configs to measure: the most promising by prediction")] = 16
     more: Annotated[
         int, option(minimum=0, help="measure so many beyond them; on a GPU not seen by Optuna, if installed")
     ] = 0
     no_measure: Annotated[bool, option(help="predict only, even where there is a GPU")] = False
-    set: Changes = None
+    set: shared.Changes = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +74,7 @@ class TuneMoeQuestion(TuneQuestion):
 
     command: ClassVar[str] = "tune moe"
 
-    model: Annotated[str | None, argument("[MODEL]", "a name of `kernelcast models`", values=model_names)] = None
+    model: Annotated[str | None, argument("[MODEL]", "a name of `kernelcast models`", values=shared.model_names)] = None
     tokens: Annotated[str, option(metavar="N,N,…", help="token counts to tune for")] = _TOKENS
     hidden: Annotated[int | None, _size(help="hidden size, without a MODEL")] = None
     inter: Annotated[int | None, _size(help="intermediate size of an expert, without a MODEL")] = None
@@ -106,7 +98,7 @@ class TuneGemmQuestion(TuneQuestion):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseQuestion(PredictorParameters):
+class DiagnoseQuestion(shared.PredictorParameters):
     """A measured run."""
 
     command: ClassVar[str] = "diagnose"
@@ -118,15 +110,15 @@ class DiagnoseQuestion(PredictorParameters):
         ),
     ]
     gpu: Annotated[
-        str | None, option(metavar="ID", help="GPU that it ran on; default: the file's", values=gpu_names)
+        str | None, option(metavar="ID", help="GPU that it ran on; default: the file's", values=shared.gpu_names)
     ] = None
     top: Annotated[int, option(help="calls to show")] = 20
     dtype: Annotated[
         str | None,
         option(metavar="FORMAT", help="format that the run's matrix products should have; default: most of them"),
     ] = None
-    set: Changes = None
-    cache: Cache = "model"
+    set: shared.Changes = None
+    cache: shared.Cache = "model"
 
     def answer(self) -> Diagnosis:
         """The run's kernels beside their forecasts."""
@@ -138,9 +130,9 @@ class DiagnoseQuestion(PredictorParameters):
             raise KernelcastError(f"`top` must be 1 or more, not {self.top}")
         if self.dtype is not None and self.dtype not in WIDTH_BITS:
             raise unknown("dtype", self.dtype, WIDTH_BITS)
-        conditions = resolve_conditions(None, self.cache, self.predictor, self.calibration, self.weights)
-        named = resolve_gpu(self.gpu, self.set) if self.gpu is not None else None
+        conditions = shared.resolve_conditions(None, self.cache, self.predictor, self.calibration, self.weights)
+        named = shared.resolve_gpu(self.gpu, self.set) if self.gpu is not None else None
         profile, gpu = read_measured(self.file, named)
         if self.gpu is None and self.set:
-            gpu = resolve_gpu(gpu.id, self.set)
+            gpu = shared.resolve_gpu(gpu.id, self.set)
         return diagnose(profile, gpu, conditions, run_dtype=self.dtype)

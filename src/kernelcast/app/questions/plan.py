@@ -7,21 +7,9 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
+from kernelcast.app.questions import shared
 from kernelcast.app.questions.load import LoadParameters, build_load
 from kernelcast.app.questions.parameters import Question, option
-from kernelcast.app.questions.shared import (
-    KvFormat,
-    ModelName,
-    PredictorParameters,
-    Price,
-    PriceKind,
-    PricesFile,
-    ServerFile,
-    gpu_names,
-    resolve_model,
-    stack_names,
-    weight_formats,
-)
 from kernelcast.errors import KernelcastError, unknown
 
 if TYPE_CHECKING:
@@ -74,23 +62,25 @@ class GoalParameters(Question):
 
 
 @dataclass(frozen=True)
-class SearchParameters(PredictorParameters):
+class SearchParameters(shared.PredictorParameters):
     """The search space; lists are written with commas."""
 
     panel: ClassVar[str | None] = "Search"
 
     gpus: Annotated[
         str | None,
-        option("", "--gpu", metavar="ID,..", help="GPUs to choose from; default: all with a price", values=gpu_names),
+        option(
+            "", "--gpu", metavar="ID,..", help="GPUs to choose from; default: all with a price", values=shared.gpu_names
+        ),
     ] = None
     max_gpus: Annotated[int, option(help="GPUs at most, of one model")] = 64
-    stack: Annotated[str, option(metavar="NAME,..", help="vllm, sglang, trtllm", values=stack_names)] = "vllm"
+    stack: Annotated[str, option(metavar="NAME,..", help="vllm, sglang, trtllm", values=shared.stack_names)] = "vllm"
     dtype: Annotated[
         str | None,
         option(metavar="FORMAT,..", help="formats of weights; default: the checkpoint's, and fp8",
-               values=weight_formats),
+               values=shared.weight_formats),
     ] = None  # fmt: skip
-    kv_dtype: KvFormat = None
+    kv_dtype: shared.KvFormat = None
     tp: Annotated[str, option(metavar="N,..", help="tensor parallel sizes")] = "1,2,4,8"
     pp: Annotated[str, option(metavar="N,..", help="pipeline parallel sizes")] = "1,2"
     dp: Annotated[str | None, option(metavar="N,..", help="attention data parallel sizes (models with experts)")] = None
@@ -105,10 +95,10 @@ class SearchParameters(PredictorParameters):
                values=partial(tuple, _DISAGGREGATED)),
     ] = "also"  # fmt: skip
     sure: Annotated[bool, option(help="meet the goals at the slow end of the forecast interval too")] = False
-    prices: PricesFile = None
-    price: Price = None
-    price_kind: PriceKind = "on_demand"
-    server: ServerFile = None
+    prices: shared.PricesFile = None
+    price: shared.Price = None
+    price_kind: shared.PriceKind = "on_demand"
+    server: shared.ServerFile = None
 
     def grid(self) -> SearchSpace:
         """The search space."""
@@ -172,13 +162,13 @@ class PlanQuestion(LoadParameters, SearchParameters, GoalParameters):
 
     command: ClassVar[str] = "plan"
 
-    model: ModelName
+    model: shared.ModelName
 
     def answer(self, report: OnProgress | None = None) -> Plan:
         """The plan. ``report`` is told how many engines are forecast, of how many."""
         from kernelcast.search.plan.plan import plan
 
-        model, goals = resolve_model(self.model), self.goals
+        model, goals = shared.resolve_model(self.model), self.goals
         if not goals:
             raise KernelcastError("which goal? give a latency to keep, as in `ttft_p99` 500ms, `tpot_p99` 30ms")
         load = build_load(long_enough(self), model.max_context)

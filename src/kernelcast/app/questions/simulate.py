@@ -8,31 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from kernelcast.app.questions import shared
 from kernelcast.app.questions.deployment import ClusterParameters, speculation
 from kernelcast.app.questions.load import LoadParameters, build_load
 from kernelcast.app.questions.parameters import Question, option
-from kernelcast.app.questions.shared import (
-    Acceptance,
-    Changes,
-    Dp,
-    DraftModel,
-    DraftTokens,
-    Ep,
-    GpuName,
-    Intervals,
-    KvFormat,
-    ModelName,
-    Pp,
-    PredictorParameters,
-    ServerFile,
-    StackName,
-    Tp,
-    TransferFabric,
-    WeightsFormat,
-    names_of,
-    resolve_gpu,
-    resolve_model,
-)
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
@@ -50,21 +29,21 @@ _GOALS = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True)
-class DeploymentParameters(ClusterParameters, PredictorParameters):
+class DeploymentParameters(ClusterParameters, shared.PredictorParameters):
     """A model on GPUs; None: not given."""
 
     panel: ClassVar[str | None] = "Deployment"
 
-    gpu: GpuName = None
-    stack: StackName = "vllm"
-    dtype: WeightsFormat = None
-    kv_dtype: KvFormat = None
-    tp: Tp = 1
-    pp: Pp = 1
-    dp: Dp = 1
-    ep: Ep = 1
-    set: Changes = None
-    server: ServerFile = None
+    gpu: shared.GpuName = None
+    stack: shared.StackName = "vllm"
+    dtype: shared.WeightsFormat = None
+    kv_dtype: shared.KvFormat = None
+    tp: shared.Tp = 1
+    pp: shared.Pp = 1
+    dp: shared.Dp = 1
+    ep: shared.Ep = 1
+    set: shared.Changes = None
+    server: shared.ServerFile = None
 
 
 @dataclass(frozen=True)
@@ -98,20 +77,20 @@ class EngineParameters(Question):
     schedule_policy: Annotated[
         str | None,
         option(metavar="NAME", help="order of waiting requests: fcfs, lpm (longest cached prefix)",
-               values=partial(names_of, "serving.service", "POLICIES")),
+               values=partial(shared.names_of, "serving.service", "POLICIES")),
     ] = None  # fmt: skip
     capacity_policy: Annotated[
         str | None,
         option(metavar="NAME", help="allocation of KV cache blocks: grow (vLLM), estimate (SGLang), reserve (TensorRT)",
-               values=partial(names_of, "serving.service", "CAPACITIES")),
+               values=partial(shared.names_of, "serving.service", "CAPACITIES")),
     ] = None  # fmt: skip
     scheduler_recv_interval: Annotated[int | None, option(help="steps between polls for new requests (1)")] = None
     attention_dp_timeout_iters: Annotated[
         int | None, option(help="steps that data parallel ranks wait to prefill together (0)")
     ] = None
-    draft_tokens: DraftTokens = 0
-    acceptance: Acceptance = 0.7
-    draft_model: DraftModel = None
+    draft_tokens: shared.DraftTokens = 0
+    acceptance: shared.Acceptance = 0.7
+    draft_model: shared.DraftModel = None
 
 
 @dataclass(frozen=True)
@@ -124,11 +103,11 @@ class ReplicaParameters(Question):
     router: Annotated[
         str,
         option(metavar="NAME", help="round_robin, least_loaded, cache_aware",
-               values=partial(names_of, "serving.service", "ROUTERS")),
+               values=partial(shared.names_of, "serving.service", "ROUTERS")),
     ] = "round_robin"  # fmt: skip
     prefill_replicas: Annotated[int, option(help="prefill replicas (disaggregated serving); 0: aggregated")] = 0
     prefill_tp: Annotated[int | None, option(help="tensor parallel size of a prefill replica; default: --tp")] = None
-    transfer_fabric: TransferFabric = None
+    transfer_fabric: shared.TransferFabric = None
 
 
 @dataclass(frozen=True)
@@ -154,10 +133,10 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
     def _deployment(self, model: str | Path | Architecture, tp: int) -> Deployment:
         from kernelcast.models.precision import Precision
 
-        gpu = resolve_gpu(self.gpu, self.set)
+        gpu = shared.resolve_gpu(self.gpu, self.set)
         if self.two_batch_overlap:
             raise KernelcastError("two-batch overlap is forecast of static batches alone: see `kernelcast infer`")
-        architecture = resolve_model(model)
+        architecture = shared.resolve_model(model)
         formats = Precision.of(architecture, self.dtype, self.kv_dtype)
         return self.deployment(architecture, gpu, self._stack(), formats, self.layout(tp, self.pp, self.dp, self.ep))
 
@@ -167,7 +146,7 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
 
         found = stack(self.stack)
         if self.server is not None:
-            found = read_overheads(self.server, found, {resolve_gpu(self.gpu, self.set).label})
+            found = read_overheads(self.server, found, {shared.resolve_gpu(self.gpu, self.set).label})
         share = self.gpu_memory_utilization
         if share is not None:
             if not 0 < share <= 1:
@@ -203,18 +182,18 @@ class SimulateQuestion(LoadParameters, ServiceParameters):
 
     command: ClassVar[str] = "simulate"
 
-    model: ModelName
+    model: shared.ModelName
     goodput: Annotated[
         Sequence[str] | None,
         option(metavar="NAME:MS", help="a goal: ttft, tpot or e2el in ms; may be repeated", type=list[str] | None),
     ] = None
-    intervals: Intervals = True
+    intervals: shared.Intervals = True
 
     def answer(self, report: Report | None = None) -> Simulation:
         """The simulation. ``report`` is told which run is under way, how many of its requests are done, of how many."""
         from kernelcast.serving.simulate import simulate
 
-        goals, model = parse_goals(self.goodput or ()), resolve_model(self.model)
+        goals, model = parse_goals(self.goodput or ()), shared.resolve_model(self.model)
         load = build_load(self, model.max_context)
         service = self.service(model, load)
         progress = None if report is None else lambda run, done: report(run, done, len(load))

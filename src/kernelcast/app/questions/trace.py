@@ -7,19 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import Question, argument, option
-from kernelcast.app.questions.shared import (
-    Changes,
-    GpuName,
-    PowerCap,
-    Pp,
-    PredictorParameters,
-    SequenceParallel,
-    Tp,
-    host_names,
-    model_names,
-    resolve_gpu,
-)
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
@@ -56,10 +45,12 @@ class StepParameters(Question):
         bool, option(help="activation checkpointing: recompute in the backward pass (Hugging Face models)")
     ] = False
     graph: Annotated[bool, option(help="kernels replay from a CUDA graph")] = False
-    host: Annotated[str, option(metavar="NAME", help="whose time to launch kernels", values=host_names)] = "server"
+    host: Annotated[str, option(metavar="NAME", help="whose time to launch kernels", values=shared.host_names)] = (
+        "server"
+    )
     dp: Annotated[int, option(help="data parallel size; --batch is per rank")] = 1
-    tp: Tp = 1
-    pp: Pp = 1
+    tp: shared.Tp = 1
+    pp: shared.Pp = 1
     ep: Annotated[int, option(help="expert parallel size, of the data parallel ranks")] = 1
     zero: Annotated[int, option(help="ZeRO stage: 1 shards optimizer states, 2 gradients, 3 parameters")] = 0
     micro_batches: Annotated[int, option(help="micro-batches of --batch a step")] = 1
@@ -85,16 +76,18 @@ class StepParameters(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceQuestion(StepParameters, PredictorParameters):
+class TraceQuestion(StepParameters, shared.PredictorParameters):
     """A step of a model on a GPU."""
 
     command: ClassVar[str] = "trace"
 
     model: Annotated[
         str,
-        argument("MODEL", "FILE.py:function that gives (model, inputs), a config.json, or a name", values=model_names),
+        argument(
+            "MODEL", "FILE.py:function that gives (model, inputs), a config.json, or a name", values=shared.model_names
+        ),
     ]
-    gpu: GpuName = None
+    gpu: shared.GpuName = None
     mode: Annotated[str, option(metavar="MODE", help="inference or training")] = "inference"
     batch: Annotated[int, option(help="samples")] = 1
     cache: Annotated[bool | None, option("--cache/--no-cache", help="a prefill that fills a KV cache, or none")] = None
@@ -107,9 +100,9 @@ class TraceQuestion(StepParameters, PredictorParameters):
     ] = None
     schedule: Annotated[str, option(metavar="NAME", help="pipeline schedule: gpipe, 1f1b or interleaved")] = "1f1b"
     virtual_stages: Annotated[int, option(help="virtual pipeline stages of a rank, interleaved")] = 1
-    sequence_parallel: SequenceParallel = False
-    set: Changes = None
-    power_cap: PowerCap = None
+    sequence_parallel: shared.SequenceParallel = False
+    set: shared.Changes = None
+    power_cap: shared.PowerCap = None
 
     def answer(self) -> Step | ScaledStep:
         """The step, forecast: on one GPU, or on those of the parallel layout."""
@@ -117,7 +110,7 @@ class TraceQuestion(StepParameters, PredictorParameters):
             raise KernelcastError("which GPU? give `gpu`, as in h200_sxm")
         if importlib.util.find_spec("torch") is None:
             raise KernelcastError(NEEDS_TORCH)
-        gpu = resolve_gpu(self.gpu, self.set, self.power_cap)
+        gpu = shared.resolve_gpu(self.gpu, self.set, self.power_cap)
         from kernelcast.tracing.fusion import fuse
         from kernelcast.training.layout import TrainingLayout
         from kernelcast.training.scale import scale
