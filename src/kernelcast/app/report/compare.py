@@ -1,70 +1,68 @@
-"""A comparison of GPUs that serve a model, as text and as JSON."""
+"""A comparison of GPUs that serve a model, as text, as JSON and as a plot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from kernelcast.app.report.json import attributes, plain
+from kernelcast.app.report.json import attributes, plain, span_fields
 from kernelcast.app.report.plot import matplotlib_plots, plain_numbers, save
-from kernelcast.app.report.text import WIDTH, bar, console, cut, dense_table, digits, plain_table, show, time_text
+from kernelcast.app.report.text import (
+    WIDTH,
+    bar,
+    console,
+    cut,
+    dense_table,
+    digits,
+    parallel_sizes,
+    plain_table,
+    show,
+    time_text,
+)
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.prices import Price
 from kernelcast.results import SUPPORT, Interval
 from kernelcast.search.compare.candidates import ServingScenario
 from kernelcast.search.compare.compare import Comparison, Row, ServingForecast
 from kernelcast.search.compare.sensitivity import MERIT, Gain
-from kernelcast.search.goals import Goal
 
 Gains = Sequence[tuple[ServingForecast, tuple[Gain, ...]]]
 _BLUE, _GREY, _RED, _INK = "#2b6cb0", "#a0aec0", "#c05621", "#4a5568"
-_SEEN = {"seen": 1.0, "near": 0.75, "extrapolated": 0.45}  # how strong a colour is
+_STRENGTH = {"seen": 1.0, "near": 0.75, "extrapolated": 0.45}  # of a colour
 NAME_WIDTH = 19
 SHORT = {"seen": "seen", "near": "near", "extrapolated": "extr."}
-BY = {"dollars": "cheapest", "latency": "fastest", "throughput": "most", "joules": "least energy"}
+_BEST = {"dollars": "cheapest", "latency": "fastest", "throughput": "most", "joules": "least energy"}
 
 
-# ---- in words ----
-def changes_of(chip: Gpu) -> str:
-    """'dram_bytes_per_s*1.5', of a table that grew as a whole one word; nothing where nothing was changed."""
-    told: dict[str, None] = {}
-    for name, value in chip.changes.items():
-        before = chip.origin.number(name) if chip.origin else None
+def changes_of(gpu: Gpu) -> str:
+    """'dram_bytes_per_s*1.5', a table that grew as a whole by its name; nothing where nothing was changed."""
+    changes: dict[str, None] = {}
+    for name, value in gpu.changes.items():
+        before = gpu.origin.number(name) if gpu.origin else None
         change = f"*{value / before:.4g}" if before else f"={value:g}"
-        table = name.partition(".")[0]
-        whole = before and all(f"{table}.{dtype}" in chip.changes for dtype in getattr(chip, table, {})) \
-            if "." in name else False  # fmt: skip
-        told[f"{table if whole else name}{change}"] = None
-    return ", ".join(told)
+        table, dot, _ = name.partition(".")
+        whole = dot and before and all(f"{table}.{dtype}" in gpu.changes for dtype in getattr(gpu, table, {}))
+        changes[f"{table if whole else name}{change}"] = None
+    return ", ".join(changes)
 
 
-def gpu_text(chip: Gpu) -> str:
+def gpu_text(gpu: Gpu) -> str:
     """'h100_sxm', or 'h100_sxm dram_bytes_per_s*1.5' of a what-if."""
-    return f"{chip.id} {changes_of(chip)}".strip()
+    return f"{gpu.id} {changes_of(gpu)}".strip()
 
 
-def layout_text(layout: Any) -> str:
-    cuts = [f"{name}{getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep") if getattr(layout, name) > 1]
-    return " ".join(cuts) or "tp1"
+def layout_text(forecast: ServingForecast) -> str:
+    """'4 x tp2': replicas, and the parallel sizes of each."""
+    return f"{forecast.replicas} x {' '.join(parallel_sizes(forecast.deployment.layout, '')) or 'tp1'}"
 
 
-def way_text(found: ServingForecast) -> str:
-    """'4 x tp2': engines and how each is cut."""
-    return f"{found.replicas} x {layout_text(found.deployment.layout)}"
-
-
-def limits_text(goals: Sequence[Goal]) -> str:
-    return ", ".join(f"{goal.metric.upper()} {time_text(goal.limit_ms / 1e3)}" for goal in goals)
-
-
-def _ms(span: Interval) -> str:
+def _ms(interval: Interval) -> str:
     """'139 (128-155)': milliseconds with the interval."""
-    if not span.value:
+    if not interval.value:
         return "-"
-    ends = (1e3 * span.low, 1e3 * span.value, 1e3 * span.high)
+    ends = (1e3 * interval.low, 1e3 * interval.value, 1e3 * interval.high)
     low, mid, high = (f"{value:,.0f}" if ends[0] >= 10 else f"{value:.1f}" for value in ends)
     return f"{mid} ({low}-{high})"
 
@@ -73,222 +71,221 @@ def money(value: float | None) -> str:
     return "-" if value is None else digits(value, 3)
 
 
-def energy(span: Interval | None) -> str:
-    """Megajoules."""
-    return "-" if span is None else digits(span.value / 1e6, 3)
+def megajoules(energy: Interval | None) -> str:
+    return "-" if energy is None else digits(energy.value / 1e6, 3)
 
 
-def asked_lines(asked: ServingScenario) -> list[Any]:
-    """What was asked of every GPU."""
-    if asked.batch is not None:
-        load = f"one batch of {asked.batch:,}"
-    elif asked.rate is not None:
-        load = f"{digits(asked.rate, 3)} requests/s"
-    else:
-        load = "the batch that gives most" + (" within the limits" if asked.goals else "")
-    lines: list[Any] = [
-        Text.assemble((asked.model.name, "bold cyan"), f"  {asked.stack.name}, {asked.input_len:,} tokens in, "
-                      f"{asked.output_len:,} out; {load}; up to {asked.max_gpus} GPUs of a kind"),
-    ]  # fmt: skip
-    formats = ", ".join(asked.formats) if asked.formats else "as the checkpoint is (--formats allows others)"
-    lines.append(f"format     {formats}")
-    return lines + ([f"limits     {limits_text(asked.goals)} (mean)"] if asked.goals else [])
+def bottleneck(forecast: Any) -> str:
+    return next(iter(forecast.bound_by), "-")
 
 
-def print_comparison(found: Comparison, gains: Gains, kind: str) -> None:
+# ---- in words ----
+def print_comparison(comparison: Comparison, gains: Gains, price_kind: str) -> None:
     """The order first, then what does not fit, what one more per cent buys, and what prices and figures rest on."""
-    asked = found.scenario
-    show(*asked_lines(asked), "", _table(found), "")
-    lines = _best_lines(found)
-    if any(row.best and not row.meets for row in found.rows):
-        lines.append("x          breaks a limit, or needs more GPUs to carry the rate")
-    lines += [f"[{at}]        with {text}" for at, text in enumerate(what_ifs(found), start=1)]
+    variants = list(dict.fromkeys(changes_of(row.gpu) for row in comparison.rows if row.gpu.changes))
+    show(*_scenario_lines(comparison.scenario), "", _serving_table(comparison, variants), "", *_best_lines(comparison))
+    if any(row.best and not row.meets for row in comparison.rows):
+        show("x          breaks a limit, or needs more GPUs to sustain the rate")
+    show(*(f"[{at}]        with {text}" for at, text in enumerate(variants, start=1)))
     unfit: dict[str, list[str]] = {}
-    for row in found.rows:
+    for row in comparison.rows:
         if row.best is None:
-            unfit.setdefault(row.why, []).append(_name(row.gpu, what_ifs(found)))
-    lines += [f"no         {', '.join(names)}: {why}" for why, names in unfit.items()]
-    show(*lines)
+            unfit.setdefault(row.why, []).append(_name(row.gpu, variants))
+    show(*(f"no         {', '.join(names)}: {why}" for why, names in unfit.items()))
     if gains:
         show("", _gain_table(gains))
-    show("", *price_lines(asked.prices, [row.gpu for row in found.rows], kind))
-    levels = sorted({one.support for one in found.fitting}, key=list(SUPPORT).index)
-    show(*(f"{SHORT[level]:<10} {SUPPORT[level]}" for level in levels))
+    show("")
+    print_basis(comparison, price_kind, {forecast.support for forecast in comparison.fitting})
 
 
-def _table(found: Comparison) -> Any:
+def _scenario_lines(scenario: ServingScenario) -> list[Any]:
+    if scenario.batch is not None:
+        load = f"one batch of {scenario.batch:,}"
+    elif scenario.rate is not None:
+        load = f"{digits(scenario.rate, 3)} requests/s"
+    else:
+        load = "the batch of most throughput" + (" within the limits" if scenario.goals else "")
+    lines: list[Any] = [
+        Text.assemble((scenario.model.name, "bold cyan"), f"  {scenario.stack.name}, {scenario.input_len:,} tokens in, "
+                      f"{scenario.output_len:,} out; {load}; up to {scenario.max_gpus} equal GPUs"),
+        f"format     {', '.join(scenario.formats or ()) or 'as the checkpoint is (--formats allows others)'}",
+    ]  # fmt: skip
+    limits = ", ".join(f"{goal.metric.upper()} {time_text(goal.limit_ms / 1e3)}" for goal in scenario.goals)
+    return lines + ([f"limits     {limits} (mean)"] if limits else [])
+
+
+def _serving_table(comparison: Comparison, variants: Sequence[str]) -> Any:
     """One line a GPU within 100 columns: the last figure is energy where it is known, else memory. The interval of
-    TTFT is in JSON and in the picture."""
-    asked, variants = found.scenario, what_ifs(found)
-    several = len({one.deployment.precision.label for one in found.fitting}) > 1
-    powered = any(one.joules_per_million for one in found.fitting)
+    TTFT is in JSON and in the plot."""
+    fitting = comparison.fitting
+    several = len({forecast.deployment.precision.label for forecast in fitting}) > 1
+    powered = any(forecast.joules_per_million for forecast in fitting)
     rows: list[tuple[str, ...]] = []
-    for row in found.rows:
-        one = row.best
-        if one is None:
+    for row in comparison.rows:
+        forecast = row.best
+        if forecast is None:
             continue
-        kind = f"{one.deployment.precision.weights} " if several else ""
-        full = f"{one.memory.used_bytes / one.memory.gpu_bytes:.0%}"
+        precision = f"{forecast.deployment.precision.weights} " if several else ""
+        memory = f"{forecast.memory.used_bytes / forecast.memory.gpu_bytes:.0%}"
         rows.append((
-            ("" if row.meets else "x ") + cut(_name(row.gpu, variants), NAME_WIDTH), kind + way_text(one),
-            f"{one.batch:,}", digits(one.ttft.value * 1e3, 3), _ms(one.tpot), digits(one.tokens_per_s, 3),
-            money(one.usd_per_million),
-            energy(one.joules_per_million) if powered else full, next(iter(one.bound_by), "-"), SHORT[one.support],
+            ("" if row.meets else "x ") + cut(_name(row.gpu, variants), NAME_WIDTH), precision + layout_text(forecast),
+            f"{forecast.batch:,}", digits(forecast.ttft.value * 1e3, 3), _ms(forecast.tpot),
+            digits(forecast.tokens_per_s, 3), money(forecast.usd_per_million),
+            megajoules(forecast.joules_per_million) if powered else memory, bottleneck(forecast),
+            SHORT[forecast.support],
         ))  # fmt: skip
-    rate = "tok/s in" if asked.model.kind == "encoder" else "tok/s"
-    spent = "MJ/M" if powered else "mem"
-    heads: tuple[str, ...] = ("GPU", "way", "batch", "TTFT ms", "TPOT ms (80%)", rate, "USD/M", spent, "binds", "sure")
-    if console().width < WIDTH:  # a narrow terminal has no room for the interval, nor for what binds
-        heads = (*heads[:4], "TPOT ms", *heads[5:8], "sure")
+    rate = "tok/s in" if comparison.scenario.model.kind == "encoder" else "tok/s"
+    heads: tuple[str, ...] = ("GPU", "layout", "batch", "TTFT ms", "TPOT ms (80%)", rate, "USD/M",
+                              "MJ/M" if powered else "mem", "bound", "support")  # fmt: skip
+    if console().width < WIDTH:  # a narrow terminal has no room for the interval, nor for the bound
+        heads = (*heads[:4], "TPOT ms", *heads[5:8], "support")
         rows = [(*row[:4], row[4].partition(" (")[0], *row[5:8], row[9]) for row in rows]
-    return dense_table(*heads, left=("GPU", "way", "binds", "sure"), rows=rows, gap=1)
+    return dense_table(*heads, left=("GPU", "layout", "bound", "support"), rows=rows, gap=1)
 
 
-def what_ifs(found: Comparison) -> list[str]:
-    """The changes that rows have, each once."""
-    return list(dict.fromkeys(changes_of(row.gpu) for row in found.rows if row.gpu.changes))
+def _name(gpu: Gpu, variants: Sequence[str]) -> str:
+    """'h100_sxm [1]' of a what-if, whose changes are listed below the table."""
+    return f"{gpu.id} [{variants.index(changes_of(gpu)) + 1}]" if gpu.changes else gpu.id
 
 
-def _name(chip: Gpu, variants: Sequence[str]) -> str:
-    """'h100_sxm [1]' of a what-if: its changes are told below."""
-    return f"{chip.id} [{variants.index(changes_of(chip)) + 1}]" if chip.changes else chip.id
-
-
-def _best_lines(found: Comparison) -> list[str]:
+def _best_lines(comparison: Comparison) -> list[str]:
     """Of the GPUs that there are (what-ifs are not for sale); where the first is far from what was measured, also the
     first that is not."""
-    real = [row for row in found.rows if row.best and not row.gpu.changes] or [row for row in found.rows if row.best]
+    fitting = [row for row in comparison.rows if row.best]
+    real = [row for row in fitting if not row.gpu.changes] or fitting
     first, far = real[0], "extrapolated"
     assert first.best is not None
     if not first.meets:
-        return [f"best       none does all that is asked; {gpu_text(first.gpu)} is nearest: {short_of(first.best)}"]
-    by = found.scenario.by
-    word = BY[by or "dollars"] if by or first.best.usd_per_million is not None else "most a GPU"
-    lines = [f"best       {word}: {_way_text(found, first)}"]
+        return [f"best       none meets all limits; {gpu_text(first.gpu)} is nearest: {_shortfall(first.best)}"]
+    by = comparison.scenario.by
+    best = _BEST[by or "dollars"] if by or first.best.usd_per_million is not None else "most a GPU"
+    lines = [f"best       {best}: {_forecast_text(comparison, first)}"]
     nearer = next((row for row in real if row.meets and row.best and row.best.support != far), None)
     if first.best.support == far and nearer is not None:
-        lines.append(f"measured   {word} that is near measured calls: {_way_text(found, nearer)}")
+        lines.append(f"measured   {best} that is near measured calls: {_forecast_text(comparison, nearer)}")
     return lines
 
 
-def _way_text(found: Comparison, row: Row) -> str:
-    one = row.best
-    assert one is not None
-    cost = f", {money(one.usd_per_million)} USD per million tokens" if one.usd_per_million is not None else ""
-    if found.scenario.by == "joules" and one.joules_per_million is not None:
-        cost = f", {energy(one.joules_per_million)} MJ per million tokens{cost.replace(',', ' and', 1)}"
-    if found.scenario.by == "latency":
-        cost = f", {time_text(one.e2el.value)} a request{cost}"
-    under_way = "in a batch" if found.scenario.batch else "under way"
-    return (f"{one.gpus} x {gpu_text(row.gpu)} as {way_text(one)}, {one.deployment.precision.label}, "
-            f"{one.batch:,} {under_way} on each{cost}")  # fmt: skip
+def _forecast_text(comparison: Comparison, row: Row) -> str:
+    forecast, scenario = row.best, comparison.scenario
+    assert forecast is not None
+    cost = f", {money(forecast.usd_per_million)} USD per million tokens" if forecast.usd_per_million is not None else ""
+    if scenario.by == "joules" and forecast.joules_per_million is not None:
+        cost = f", {megajoules(forecast.joules_per_million)} MJ per million tokens{cost.replace(',', ' and', 1)}"
+    if scenario.by == "latency":
+        cost = f", {time_text(forecast.e2el.value)} a request{cost}"
+    each = "in a batch" if scenario.batch else "concurrent requests"
+    return (f"{forecast.gpus} x {gpu_text(row.gpu)} as {layout_text(forecast)}, {forecast.deployment.precision.label}, "
+            f"{forecast.batch:,} {each} on each{cost}")  # fmt: skip
 
 
-def short_of(found: ServingForecast) -> str:
-    """What a way does not do of what is asked; nothing where it does all."""
-    if found.late:
-        return f"{found.late.metric.upper()} is {found.share(found.late):.3g} times its limit"
-    return "" if found.carries else f"{found.gpus} GPUs would carry the rate"
+def _shortfall(forecast: ServingForecast) -> str:
+    """Which limit a forecast misses; nothing where it meets all."""
+    if forecast.late:
+        return f"{forecast.late.metric.upper()} is {forecast.share(forecast.late):.3g} times its limit"
+    return "" if forecast.carries else f"{forecast.gpus} GPUs would sustain the rate"
 
 
 def _gain_table(gains: Gains) -> Any:
     """A line a spec, a column a GPU, in the order of the first."""
-    heads = [gpu_text(one.deployment.gpu) for one, _ in gains]
+    heads = [gpu_text(forecast.deployment.gpu) for forecast, _ in gains]
     by = gains[0][0].scenario.by or "dollars"
-    known = [{gain.spec: gain.percent for gain in members} for _, members in gains]
-    first = next((own for own in known if own), {})
+    columns = [{gain.spec: gain.percent for gain in members} for _, members in gains]
+    first = next((column for column in columns if column), {})
     most = max(*first.values(), 0.0, 1e-9)
     rows = [
-        (spec, *(f"{own[spec]:+.2f}%" if spec in own else "-" for own in known), bar(first[spec] / most, 24))
-        for spec in first
+        (spec, *(f"{column[spec]:+.2f}%" if spec in column else "-" for column in columns), bar(percent / most, 24))
+        for spec, percent in first.items()
     ]
     return plain_table(f"1% more of it buys {MERIT[by]}", *heads, "", right=heads, rows=rows)
 
 
-def price_lines(prices: Any, chips: Sequence[Gpu], kind: str) -> list[str]:
-    """How old prices are, and who has none."""
-    ids = list(dict.fromkeys(chip.known_as for chip in chips))
-    dated = sorted(prices[name].date for name in ids if name in prices and prices[name].date)
+def print_basis(comparison: Any, price_kind: str, levels: Iterable[str]) -> None:
+    """How old prices are, who has none, and what the levels of support mean."""
+    prices, gpus = comparison.scenario.prices, [row.gpu for row in comparison.rows]
+    ids = list(dict.fromkeys(gpu.known_as for gpu in gpus))
+    dates = sorted(str(prices[name].date) for name in ids if name in prices and prices[name].date)
     without = [name for name in ids if name not in prices]
-    lines = []
     if any(name in prices for name in ids):
-        when = f", read {dated[0]} to {dated[-1]}" if dated else ""
-        named = f"{kind.replace('_', ' ')}, " if kind else ""
-        lines.append(f"prices     {named}USD a GPU-hour{when}; --json has each with its source")
-    if any(chip.changes for chip in chips):
-        lines.append("           a what-if costs what the GPU costs that it is of")
+        when = f", read {dates[0]} to {dates[-1]}" if dates else ""
+        kind = f"{price_kind.replace('_', ' ')}, " if price_kind else ""
+        show(f"prices     {kind}USD a GPU-hour{when}; --json has each with its source")
+    if any(gpu.changes for gpu in gpus):
+        show("           a what-if has the price of its GPU")
     if without:
         more = f" and {len(without) - 6} more" if len(without) > 6 else ""
-        lines.append(f"no price   {', '.join(without[:6])}{more} (--price {without[0]}=USD adds one)")
-    return lines
+        show(f"no price   {', '.join(without[:6])}{more} (--price {without[0]}=USD adds one)")
+    show(*(f"{SHORT[level]:<10} {SUPPORT[level]}" for level in sorted(levels, key=list(SUPPORT).index)))
 
 
 # ---- as JSON ----
-def spans(name: str, span: Interval | None) -> dict[str, float | None]:
-    """``name``, ``name_low``, ``name_high``."""
-    if span is None:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {name: float(span.value), f"{name}_low": float(span.low), f"{name}_high": float(span.high)}
-
-
-def price_fields(price: Price | None) -> dict[str, Any] | None:
-    return None if price is None else attributes(price, "usd_per_hour", "date", "source")
-
-
-def fields(found: Comparison, gains: Gains, kind: str) -> dict[str, Any]:
-    asked = found.scenario
-    told: dict[str, Any] = {
-        "model": asked.model.name,
-        "stack": asked.stack.id,
-        **attributes(asked, "input_len", "output_len", "batch", "rate", "max_gpus"),
-        "by": asked.by or "dollars, then tokens_per_s_per_gpu",
-        "formats": list(asked.formats) if asked.formats else "as the checkpoint is",
-        "goals": [{"key": goal.key, "limit_ms": goal.limit_ms} for goal in asked.goals],
-        "price_kind": kind,
-        "forecasts": found.forecasts,
-        "rows": [{"rank": at, **_row(row)} for at, row in enumerate(found.rows, start=1)],
+def fields(comparison: Comparison, gains: Gains, price_kind: str) -> dict[str, Any]:
+    scenario = comparison.scenario
+    values: dict[str, Any] = {
+        "model": scenario.model.name,
+        "stack": scenario.stack.id,
+        **attributes(scenario, "input_len", "output_len", "batch", "rate", "max_gpus"),
+        "by": scenario.by or "dollars, then tokens_per_s_per_gpu",
+        "formats": list(scenario.formats) if scenario.formats else "as the checkpoint is",
+        "goals": [{"key": goal.key, "limit_ms": goal.limit_ms} for goal in scenario.goals],
+        "price_kind": price_kind,
+        "forecasts": comparison.forecasts,
+        "rows": [
+            row_fields(rank, row, _serving_fields) | {"meets": row.meets} | _needed_memory(row)
+            for rank, row in enumerate(comparison.rows, start=1)
+        ],
     }
     if gains:
-        told["sensitivity"] = [
-            {"gpu": gpu_text(one.deployment.gpu), "of": MERIT[asked.by or "dollars"],
+        values["sensitivity"] = [
+            {"gpu": gpu_text(forecast.deployment.gpu), "of": MERIT[scenario.by or "dollars"],
              "percent_per_percent": {gain.spec: gain.percent for gain in members},
              "fields": {gain.spec: list(gain.fields) for gain in members}}
-            for one, members in gains
+            for forecast, members in gains
         ]  # fmt: skip
-    return dict(plain(told))
+    return dict(plain(values))
 
 
-def _row(row: Row) -> dict[str, Any]:
-    chip, one = row.gpu, row.best
-    told: dict[str, Any] = {"gpu": chip.id, "name": gpu_text(chip), "gpu_changes": dict(chip.changes),
-                            "fits": one is not None, "meets": row.meets}  # fmt: skip
-    if one is None:
-        short = row.memory
-        needs = {"needed_bytes": short.used_bytes, "available_bytes": short.available_bytes} if short else {}
-        return told | {"why": row.why} | needs
-    place = one.deployment
-    return told | {
-        "why": short_of(one),
-        "gpus": one.gpus,
-        "replicas": one.replicas,
-        "layout": attributes(place.layout, "tp", "pp", "dp", "ep", "micro_batches"),
-        "precision": place.precision.label,
-        "batch": one.batch,
-        **spans("ttft_s", one.ttft),
-        **spans("tpot_s", one.tpot),
-        **spans("e2el_s", one.e2el),
-        "tokens_per_s": one.tokens_per_s,
-        "tokens_per_s_per_gpu": one.tokens_per_s / one.gpus,
-        "requests_per_s": one.requests_per_s,
-        "usd_per_hour": one.usd_per_hour,
-        "usd_per_million_tokens": one.usd_per_million,
-        **spans("joules_per_million_tokens", one.joules_per_million),
-        "memory_bytes": one.memory.used_bytes,
-        "memory": one.memory.fields("available_bytes", "gpu_bytes"),
-        "bound_by": next(iter(one.bound_by), None),
-        "bound_shares": one.bound_by,
-        "support": one.support,
-        "price": price_fields(one.scenario.price(chip)),
+def _needed_memory(row: Row) -> dict[str, Any]:
+    short = row.memory if row.best is None else None
+    return {"needed_bytes": short.used_bytes, "available_bytes": short.available_bytes} if short else {}
+
+
+def row_fields(rank: int, row: Any, forecast_fields: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """A GPU, and the forecast of its best deployment."""
+    gpu, forecast = row.gpu, row.best
+    values = {"rank": rank, "gpu": gpu.id, "name": gpu_text(gpu), "gpu_changes": dict(gpu.changes),
+              "fits": forecast is not None, "why": row.why}  # fmt: skip
+    if forecast is None:
+        return values
+    price = forecast.scenario.price(gpu)
+    return values | {
+        "gpus": forecast.gpus,
+        **forecast_fields(forecast),
+        "bound_by": next(iter(forecast.bound_by), None),
+        "bound_shares": forecast.bound_by,
+        "price": None if price is None else attributes(price, "usd_per_hour", "date", "source"),
+    }
+
+
+def _serving_fields(forecast: ServingForecast) -> dict[str, Any]:
+    return {
+        "why": _shortfall(forecast),
+        "replicas": forecast.replicas,
+        "layout": attributes(forecast.deployment.layout, "tp", "pp", "dp", "ep", "micro_batches"),
+        "precision": forecast.deployment.precision.label,
+        "batch": forecast.batch,
+        **span_fields("ttft_s", forecast.ttft),
+        **span_fields("tpot_s", forecast.tpot),
+        **span_fields("e2el_s", forecast.e2el),
+        "tokens_per_s": forecast.tokens_per_s,
+        "tokens_per_s_per_gpu": forecast.tokens_per_s / forecast.gpus,
+        "requests_per_s": forecast.requests_per_s,
+        "usd_per_hour": forecast.usd_per_hour,
+        "usd_per_million_tokens": forecast.usd_per_million,
+        **span_fields("joules_per_million_tokens", forecast.joules_per_million),
+        "memory_bytes": forecast.memory.used_bytes,
+        "memory": forecast.memory.fields("available_bytes", "gpu_bytes"),
+        "support": forecast.support,
     }
 
 
@@ -330,10 +327,10 @@ def _values(found: Comparison, shown: list[ServingForecast], axes: Any) -> None:
         broken = one.late is not None or not one.carries
         colour = _GREY if broken else _BLUE
         if value is not None:
-            axes.barh(at, min(value, limit), color=colour, alpha=_SEEN[one.support], height=0.66)
+            axes.barh(at, min(value, limit), color=colour, alpha=_STRENGTH[one.support], height=0.66)
         each = f"{one.tokens_per_s / one.gpus:,.0f} tokens/s a GPU"
         cost = f"no price, {each}" if value is None else money(value) if costs else f"{value:,.0f}"
-        text = f"{cost}   {way_text(one)}, batch {one.batch:,}"
+        text = f"{cost}   {layout_text(one)}, batch {one.batch:,}"
         axes.annotate(text, (min(value or 0.0, limit), at), textcoords="offset points", xytext=(4, 0), va="center",
                       fontsize=7.5, color=_INK)  # fmt: skip
     axes.set_xlim(0, 1.6 * limit)
