@@ -137,15 +137,15 @@ def _measure_specs(out: Path, gpu: str | None, json: bool) -> None:
     from kernelcast.collect.specs_draft import start_draft, write
     from kernelcast.collect.specs_file import complete_draft
 
-    told = properties()
-    begin = start_draft(told, out, gpu)  # a name or a GPU that will not do is refused before the minute
+    device = properties()
+    begin = start_draft(device, out, gpu)  # a name or a GPU that will not do is refused before the minute
     with progress_bar() as start:
-        made = complete_draft(begin, told, measure(begin.gpu, start("specs")))
-    chip = write(made)
+        made = complete_draft(begin, device, measure(begin.gpu, start("specs")))
+    spec = write(made)
     if json:
-        typer.echo(to_json({"file": str(out), "notes": made.notes, "gpu": gpu_fields(chip)}))
+        typer.echo(to_json({"file": str(out), "notes": made.notes, "gpu": gpu_fields(spec)}))
         return
-    typer.echo(f"{out}: {len(made.numbers)} numbers of {told.name}; kernelcast gpu {out} shows them")
+    typer.echo(f"{out}: {len(made.numbers)} numbers of {device.name}; kernelcast gpu {out} shows them")
     for note in made.notes:
         typer.echo(f"  {note}")
 
@@ -164,14 +164,12 @@ def _measure_link(out: Path, gpu: str | None, json: bool) -> None:
     known = facts()
     with progress_bar() as start:
         timed = measure(count, "nccl", start("link"))
-    found = fitted(timed, like, f"{count} {known['device']}, PyTorch {known['torch']}, CUDA {known['cuda']}")
-    write_link(found, out)
+    link = fitted(timed, like, f"{count} {known['device']}, PyTorch {known['torch']}, CUDA {known['cuda']}")
+    write_link(link, out)
     if json:
-        print_json({"file": str(out), **vars(found)})
+        print_json({"file": str(out), **vars(link)})
         return
-    typer.echo(
-        f"{out}: {found.bytes_per_s / 1e9:.0f} GB/s, {found.latency_s * 1e6:.2f} µs a message, over {count} GPUs"
-    )
+    typer.echo(f"{out}: {link.bytes_per_s / 1e9:.0f} GB/s, {link.latency_s * 1e6:.2f} µs a message, over {count} GPUs")
 
 
 def _measure_host(out: Path, gpu: str | None, json: bool) -> None:
@@ -180,14 +178,14 @@ def _measure_host(out: Path, gpu: str | None, json: bool) -> None:
     from kernelcast.schedule.timeline import COSTS
 
     with progress_bar() as start:
-        told = start("small models")
-        found = measured_host(identified(gpu), lambda done, total: told(done, total, ""))
-    write_host(found, out)
+        report = start("small models")
+        host = measured_host(identified(gpu), lambda done, total: report(done, total, ""))
+    write_host(host, out)
     if json:
-        print_json({"file": str(out), **{name: getattr(found, name) for name in COSTS}})
+        print_json({"file": str(out), **{name: getattr(host, name) for name in COSTS}})
         return
-    typer.echo(f"{out}: {found.launch_s * 1e6:.1f} µs a kernel, {found.view_s * 1e6:.1f} a view, "
-               f"{found.python_s * 1e6:.1f} a call of Python; {dict(found.sources)['programs']}")  # fmt: skip
+    typer.echo(f"{out}: {host.launch_s * 1e6:.1f} µs a kernel, {host.view_s * 1e6:.1f} a view, "
+               f"{host.python_s * 1e6:.1f} a call of Python; {dict(host.sources)['programs']}")  # fmt: skip
 
 
 def needs_cuda() -> None:

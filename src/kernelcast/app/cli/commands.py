@@ -117,8 +117,8 @@ def tidy(args: list[str], switches: dict[str, str]) -> list[str]:
             name = name.replace("_", "-")
             arg = f"{name}{equals}{value}"
         if name in switches and equals:
-            word = value.lower()
-            arg = name if word in _TRUE else switches[name] if word in _FALSE else arg
+            text = value.lower()
+            arg = name if text in _TRUE else switches[name] if text in _FALSE else arg
         elif result and result[-1] in switches and arg.lower() in (*_TRUE, *_FALSE):
             name = result.pop()
             arg = name if arg.lower() in _TRUE else switches[name]
@@ -139,11 +139,11 @@ def add_command(app: typer.Typer, run: Callable[..., None], *examples: str, name
         if hint is typer.Context:
             typed.append(given.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        found = command_parameters(hint) if is_dataclass(hint) else (bound(given.name, hint, given.default),)
+        members = command_parameters(hint) if is_dataclass(hint) else (bound(given.name, hint, given.default),)
         if is_dataclass(hint):
-            groups[given.name] = (hint, [parameter.name for parameter in found])
-        typed += [typer_parameter(parameter) for parameter in found]
-        values |= {parameter.name: parameter.values for parameter in found if parameter.values}
+            groups[given.name] = (hint, [parameter.name for parameter in members])
+        typed += [typer_parameter(parameter) for parameter in members]
+        values |= {parameter.name: parameter.values for parameter in members if parameter.values}
 
     def command(**given: Any) -> None:
         questions = {at: cls(**{name: given.pop(name) for name in names}) for at, (cls, names) in groups.items()}

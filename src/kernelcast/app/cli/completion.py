@@ -40,5 +40,5 @@ def _by_name() -> dict[str, Values]:
     from kernelcast.app.questions.infer import InferQuestion
     from kernelcast.app.questions.parameters import command_parameters
 
-    found = (*command_parameters(InferQuestion), *command_parameters(EvidenceQuestion))
-    return {parameter.name: parameter.values for parameter in found if parameter.values}
+    parameters = (*command_parameters(InferQuestion), *command_parameters(EvidenceQuestion))
+    return {parameter.name: parameter.values for parameter in parameters if parameter.values}

@@ -54,7 +54,7 @@ def op_command(cls: type[Kernel]) -> Any:
     """The Typer command of one op: an option for each of its parameters, and those of every kernel call."""
     around = [one for one in command_parameters(KernelQuestion) if one.name not in _OF_THE_OP]
     around.append(bound("json", shared.Json, False))
-    taken = {one.name for one in around}
+    taken = {parameter.name for parameter in around}
     parameters = [*(_option(spec) for spec in parameters_of(cls).values() if spec.name not in taken), *around]
 
     def run(**given: Any) -> None:
@@ -63,7 +63,7 @@ def op_command(cls: type[Kernel]) -> Any:
     typed = [typer_parameter(parameter) for parameter in parameters]
     run.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
-    values = {one.name: one.values for one in parameters if one.values}
+    values = {parameter.name: parameter.values for parameter in parameters if parameter.values}
     command = with_examples(Command, *example_lines(cls), values=values)
     app = typer.Typer(add_completion=False)
     app.command(cls.op, cls=command, help=_escaped(doc_text(cls)))(run)

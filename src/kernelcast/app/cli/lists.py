@@ -38,22 +38,22 @@ def gpus(json: Json = False) -> None:
     """List the GPUs of the catalogue."""
     from kernelcast.app.report.lists import gpu_summary, print_gpus
 
-    found = sorted(map(find_gpu, gpu_ids()), key=_age)
+    catalogue = sorted(map(find_gpu, gpu_ids()), key=_age)
     if json:
-        print(to_json([gpu_summary(gpu) for gpu in found]))
+        print(to_json([gpu_summary(gpu) for gpu in catalogue]))
     else:
-        print_gpus(found)
+        print_gpus(catalogue)
 
 
 def gpu(id: GpuId, set: Changes = None, json: Json = False) -> None:
     """Show one GPU: every number, where it is from, and the peaks that follow."""
     from kernelcast.app.report.lists import gpu_fields, print_gpu
 
-    found = resolve_gpu(id, set)
+    target = resolve_gpu(id, set)
     if json:
-        print(to_json(gpu_fields(found)))
+        print(to_json(gpu_fields(target)))
     else:
-        print_gpu(found)
+        print_gpu(target)
 
 
 def ops(json: Json = False) -> None:
@@ -72,11 +72,11 @@ def models(json: Json = False) -> None:
     from kernelcast.app.report.lists import model_fields, print_models
     from kernelcast.models import model, model_ids
 
-    found = {name: model(name) for name in model_ids()}
+    catalogue = {name: model(name) for name in model_ids()}
     if json:
-        print_json({name: model_fields(architecture) for name, architecture in found.items()})
+        print_json({name: model_fields(architecture) for name, architecture in catalogue.items()})
     else:
-        print_models(found)
+        print_models(catalogue)
 
 
 def evidence(question: EvidenceQuestion, json: Json = False) -> None:

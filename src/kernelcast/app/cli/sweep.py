@@ -128,9 +128,9 @@ def print_best_rows(ranking: RankingParameters, rows: SweepTable, where: str | N
 
     ranked_by, front = ranking.objectives()
     if ranking.top and ranked_by:
-        found = rows.top(ranking.top, ranked_by, where)
-        print_best(found, f"best {len(found.rows)} by {ranked_by.column} ({ranked_by.better})", [ranked_by])
+        result = rows.top(ranking.top, ranked_by, where)
+        print_best(result, f"best {len(result.rows)} by {ranked_by.column} ({ranked_by.better})", [ranked_by])
     if front:
-        found = rows.pareto(*front, where)
+        result = rows.pareto(*front, where)
         named = " against ".join(f"{objective.column} ({objective.better})" for objective in front)
-        print_best(found, f"{len(found.rows)} on the Pareto front: {named}", front)
+        print_best(result, f"{len(result.rows)} on the Pareto front: {named}", front)

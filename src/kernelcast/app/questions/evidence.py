@@ -68,14 +68,14 @@ def evidence(
     gpu_ids = [named_gpu(name).id for name in gpus]
     entries = all_entries(weights or WEIGHTS)
     refuse_unknown("stack", stacks, sorted({str(entry.configuration["stack"]) for entry in entries}))
-    words = [_pair(text, entries) for text in pairs]
+    values = [_pair(text, entries) for text in pairs]
     return [
         entry
         for entry in entries
         if (not ops or entry.op in ops)
         and (not gpu_ids or entry.gpu in gpu_ids)
         and (not stacks or str(entry.configuration["stack"]) in stacks)
-        and all(str(entry.configuration.get(name)) == value for name, value in words)
+        and all(str(entry.configuration.get(name)) == value for name, value in values)
     ]
 
 

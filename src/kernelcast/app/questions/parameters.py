@@ -90,13 +90,15 @@ def command_parameters(question: Any) -> tuple[CommandParameter, ...]:
     """All parameters of a question: arguments first, then options without a panel, then the panels."""
     if question not in _CACHE:
         hints = get_type_hints(question, include_extras=True)
-        found = []
+        parameters = []
         for member in fields(question):
             default = member.default if member.default_factory is MISSING else member.default_factory()
             parameter = bound(member.name, hints[member.name], default)
             home = next(cls for cls in question.__mro__ if member.name in inspect.get_annotations(cls))
-            found.append(replace(parameter, panel=parameter.panel or home.__dict__.get("panel")))
-        _CACHE[question] = tuple(sorted(found, key=lambda one: (bool(one.flags), one.panel is not None)))
+            parameters.append(replace(parameter, panel=parameter.panel or home.__dict__.get("panel")))
+        _CACHE[question] = tuple(
+            sorted(parameters, key=lambda parameter_: (bool(parameter_.flags), parameter_.panel is not None))
+        )
     return _CACHE[question]
 
 
@@ -120,7 +122,7 @@ class Question:
         value = getattr(self, name)
         if value is not None:
             return value
-        return next(one.unless_given for one in command_parameters(type(self)) if one.name == name)
+        return next(parameter.unless_given for parameter in command_parameters(type(self)) if parameter.name == name)
 
     def refuse(self, names: Iterable[str], because: str) -> None:
         """Refuse these parameters where they are given."""

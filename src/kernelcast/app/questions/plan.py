@@ -148,7 +148,7 @@ class SearchParameters(shared.PredictorParameters):
         if text is None:
             return ()
         try:
-            numbers = tuple(dict.fromkeys(int(word) for word in text.split(",")))
+            numbers = tuple(dict.fromkeys(int(item) for item in text.split(",")))
         except ValueError:
             numbers = (0,)
         if min(numbers) < 1:
@@ -183,7 +183,7 @@ class PlanQuestion(LoadParameters, SearchParameters, GoalParameters):
 
 
 def _split(text: str) -> list[str]:
-    names = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    names = list(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
     if not names:
         raise KernelcastError(f"a list with commas has at least one name, not {text!r}")
     return names

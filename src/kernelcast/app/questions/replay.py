@@ -62,11 +62,11 @@ def with_server(
         parameters["stack"], sure = _stack(bench)
         if not sure:
             assumed.append(f"the file does not say what served it: {parameters['stack']} (`stack`)")
-    said = [f"{name} {parameters[name]}" for name in _NUMBERS if name in parameters]
+    stated = [f"{name} {parameters[name]}" for name in _NUMBERS if name in parameters]
     name = model or _model(bench)
-    said = [*([] if model else [name]), *said]
-    if said:
-        assumed.insert(0, f"as the file says: {', '.join(said)}")
+    stated = [*([] if model else [name]), *stated]
+    if stated:
+        assumed.insert(0, f"as the file says: {', '.join(stated)}")
     chosen = replace(service, **parameters)
     unknown = [name for name in ("max_num_seqs", "max_num_batched_tokens") if getattr(chosen, name) is None]
     if unknown:
@@ -76,9 +76,9 @@ def with_server(
 
 def _stack(bench: BenchResult) -> tuple[str, bool]:
     """What served, and whether the file says it."""
-    for word in (str(bench.server.get("backend", "")), bench.kind):
+    for name_ in (str(bench.server.get("backend", "")), bench.kind):
         for begins, name in _STACKS.items():
-            if word.startswith(begins):
+            if name_.startswith(begins):
                 return name, True
     return "vllm", False
 
@@ -87,7 +87,7 @@ def _model(bench: BenchResult) -> str:
     """The model that the file names: as it stands, by its tokenizer, or by the last part of a path."""
     from kernelcast import models
 
-    names = [str(bench.server[word]) for word in ("model", "tokenizer") if bench.server.get(word)]
+    names = [str(bench.server[key]) for key in ("model", "tokenizer") if bench.server.get(key)]
     for name in [*names, *(name.rstrip("/").rpartition("/")[2] for name in names if name.startswith(("/", ".", "~")))]:
         try:
             models.model(name)

@@ -27,8 +27,8 @@ INPUT_LEN, OUTPUT_LEN = 1024, 128  # as in `vllm bench serve`
 
 def names_of(module: str, attribute: str, *more: str) -> Iterable[str]:
     """Names of a catalogue, imported when they are asked for."""
-    found = getattr(import_module(f"kernelcast.{module}"), attribute)
-    return (*(found() if callable(found) else found), *more)
+    names = getattr(import_module(f"kernelcast.{module}"), attribute)
+    return (*(names() if callable(names) else names), *more)
 
 
 gpu_names = partial(names_of, "hardware", "gpu_ids")
@@ -159,12 +159,12 @@ def resolve_gpu(
     """The GPU of a name, with its changes."""
     if name is None:
         raise KernelcastError("which GPU? give `gpu`, as in h200_sxm")
-    found = changed(gpu(name), changes or ())
+    target = changed(gpu(name), changes or ())
     if power_cap is None:
-        return found
+        return target
     from kernelcast.energy.power import with_cap
 
-    return with_cap(found, power_cap)
+    return with_cap(target, power_cap)
 
 
 def resolve_conditions(

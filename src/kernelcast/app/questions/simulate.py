@@ -144,15 +144,15 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
         from kernelcast.serving.service import read_overheads
         from kernelcast.stacks import stack
 
-        found = stack(self.stack)
+        engine = stack(self.stack)
         if self.server is not None:
-            found = read_overheads(self.server, found, {shared.resolve_gpu(self.gpu, self.set).label})
+            engine = read_overheads(self.server, engine, {shared.resolve_gpu(self.gpu, self.set).label})
         share = self.gpu_memory_utilization
         if share is not None:
             if not 0 < share <= 1:
                 raise KernelcastError(f"`gpu_memory_utilization` must lie in (0, 1], not at {share:g}")
-            found = replace(found, used_share=share)
-        return found
+            engine = replace(engine, used_share=share)
+        return engine
 
     def _pool(self, deployment: Deployment, context: int, replicas: int) -> EnginePool:
         from kernelcast.serving.service import EnginePool, engine_settings
@@ -206,7 +206,7 @@ def parse_goals(pairs: Sequence[str]) -> LatencyGoals:
     from kernelcast.serving.metrics import LatencyGoals
 
     goals = {}
-    for pair in (word for text in pairs for word in text.split()):
+    for pair in (item for text in pairs for item in text.split()):
         name, colon, text = pair.partition(":")
         try:
             value = float(text.removesuffix("ms"))

@@ -136,7 +136,7 @@ def stub() -> str:
 
 def _function(name: str, question: Any, result: str) -> str:
     hints = get_type_hints(question, include_extras=True)
-    written = {one.name: _parameter(one, hints) for one in command_parameters(question)}
+    written = {parameter.name: _parameter(parameter, hints) for parameter in command_parameters(question)}
     if result == "Inference":  # of an overload: without the pool of prefill workers
         written = {name: text for name, text in written.items() if name not in DISAGGREGATED}
     elif result == "Disaggregated":

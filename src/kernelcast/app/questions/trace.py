@@ -144,15 +144,15 @@ def step_conditions(conditions: Conditions) -> Conditions:
     return replace(conditions, input_rotation=STEP.input_rotation)
 
 
-def trace_step(asked: TraceRequest, optimizer: str, accumulate: int, attention: str, graph: bool) -> Trace:
+def trace_step(request: TraceRequest, optimizer: str, accumulate: int, attention: str, graph: bool) -> Trace:
     """The ops of a step of a model."""
     from kernelcast.tracing import trace as run
     from kernelcast.tracing.build import build
 
-    built = build(asked)
-    found = run(
-        built.model, built.inputs, asked.mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]
+    built = build(request)
+    trace_ = run(
+        built.model, built.inputs, request.mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]
         loss=built.loss, accumulate=accumulate, attention=attention, graph=graph, name=built.name,
         precision=built.precision, dtype=built.dtype if built.precision == "autocast" else "bf16",
     )  # fmt: skip
-    return replace(found, built=built.summary)
+    return replace(trace_, built=built.summary)

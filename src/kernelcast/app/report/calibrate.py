@@ -15,62 +15,67 @@ if TYPE_CHECKING:
     from kernelcast.forecast import Calibration
     from kernelcast.forecast.calibration import FamilyCalibration
 
-_SHOWN = 0.01  # of the runs' time, from which a kind has a line of its own
+_SHOWN = 0.01  # of the runs' time, from which a configuration has a line
 _SURE = 1.2816  # standard deviations that 80% lie between
 
 
-def fields(found: Calibration, seen: RunErrors | None, bad_rows: int) -> dict[str, Any]:
-    told = ("rows", "error_before", "error_after", "expected_before", "expected_after")
+def fields(calibration: Calibration, seen: RunErrors | None, bad_rows: int) -> dict[str, Any]:
+    keys = ("rows", "error_before", "error_after", "expected_before", "expected_after")
     families = {
-        name: {**{key: getattr(family, key) for key in told}, "formats": _formats(family)}
-        for name, family in found.families.items()
+        name: {**{key: getattr(family, key) for key in keys}, "formats": _formats(family)}
+        for name, family in calibration.families.items()
     }
     runs = {} if seen is None else {
         "runs": [asdict(line) for line in seen.lines], "by_others": seen.by_others,
         "contradiction": seen.contradiction, "unseen": list(seen.unseen),
-        "scales": {key: {**asdict(scale), "factor": scale.factor} for key, scale in found.scales.items()},
+        "scales": {key: {**asdict(scale), "factor": scale.factor} for key, scale in calibration.scales.items()},
     }  # fmt: skip
     return {
-        "gpu": found.gpu, "predictor": found.predictor, "rows": found.rows, "bad_rows": bad_rows, "families": families,
-        **runs,
+        "gpu": calibration.gpu, "predictor": calibration.predictor, "rows": calibration.rows, "bad_rows": bad_rows,
+        "families": families, **runs,
     }  # fmt: skip
 
 
-def print_calibration(found: Calibration, seen: RunErrors | None) -> None:
-    if found.families:
-        show(f"{found.gpu}, {found.predictor}: mean error of calls that the correction did not see\n", _calls(found))
+def print_calibration(calibration: Calibration, seen: RunErrors | None) -> None:
+    if calibration.families:
+        show(
+            f"{calibration.gpu}, {calibration.predictor}: mean error of calls that the correction did not see\n",
+            _calls(calibration),
+        )
     if seen is None:
         return
     how = "with what the other runs say" if seen.by_others else f"fitted ({LEAST_RUNS} runs or more are scored in turn)"
-    if not found.families:
-        show(f"{found.gpu}, {found.predictor}")
-    show(f"runs, after: {how}\n", _runs(seen), "what they scale\n", _scales(found))
+    if not calibration.families:
+        show(f"{calibration.gpu}, {calibration.predictor}")
+    show(f"runs, after: {how}\n", _runs(seen), "what they scale\n", _scales(calibration))
     if seen.contradiction > 1:
         show(f"runs contradict one another or the forecast: {seen.contradiction:.1f} times as far off as their noise")
     if seen.unseen:
         show(f"not seen, so not scaled: {', '.join(seen.unseen)}")
 
 
-def _calls(found: Calibration) -> Table:
+def _calls(calibration: Calibration) -> Table:
     """Errors of each family beside what was expected of it, and of each format of several."""
     numbers = ("rows", "error before", "expected", "error after", "expected ")
     table = plain_table("family", *numbers, right=numbers)
-    for name, family in found.families.items():
+    for name, family in calibration.families.items():
         pairs = ((family.error_before, family.expected_before), (family.error_after, family.expected_after))
-        table.add_row(name, f"{family.rows:,}", *(f"{one:.1f}%" for pair in pairs for one in pair))
-        for form, told in _formats(family).items() if len(family.formats) > 1 else ():
-            errors = (told["error_before"], None, told["error_after"], None)
-            table.add_row(f"  {form}", f"{told['rows']:,}", *("" if one is None else f"{one:.1f}%" for one in errors))
+        table.add_row(name, f"{family.rows:,}", *(f"{error:.1f}%" for pair in pairs for error in pair))
+        for form, errors_of in _formats(family).items() if len(family.formats) > 1 else ():
+            errors = (errors_of["error_before"], None, errors_of["error_after"], None)
+            table.add_row(
+                f"  {form}", f"{errors_of['rows']:,}", *("" if error is None else f"{error:.1f}%" for error in errors)
+            )
     return table
 
 
 def _formats(family: FamilyCalibration) -> dict[str, dict[str, Any]]:
-    """'gemm bf16': rows and errors; the words without their names."""
+    """'gemm bf16': rows and errors; the values without their names."""
     return {
-        " ".join(word.partition("=")[2] for word in form.split()): dict(
-            zip(("rows", "error_before", "error_after"), told, strict=True)
+        " ".join(pair.partition("=")[2] for pair in form.split()): dict(
+            zip(("rows", "error_before", "error_after"), errors, strict=True)
         )
-        for form, told in family.formats.items()
+        for form, errors in family.formats.items()
     }
 
 
@@ -87,10 +92,10 @@ def _runs(seen: RunErrors) -> Table:
     return table
 
 
-def _scales(found: Calibration) -> Table:
+def _scales(calibration: Calibration) -> Table:
     numbers = ("of the time", "runs", "scaled", "80% between", "before")
     table = plain_table("kernels", *numbers, right=numbers)
-    ordered = sorted(found.scales.items(), key=lambda item: -abs(item[1].share))
+    ordered = sorted(calibration.scales.items(), key=lambda item: -abs(item[1].share))
     large = [(key, scale) for key, scale in ordered if abs(scale.share) >= _SHOWN]
     for key, scale in large:
         ends = _between(scale.log_scale, scale.sd), _between(0.0, scale.prior_sd)

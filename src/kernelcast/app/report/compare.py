@@ -14,13 +14,13 @@ from kernelcast.app.report.text import (
     WIDTH,
     bar,
     console,
-    cut,
     dense_table,
     digits,
     parallel_sizes,
     plain_table,
     show,
     time_text,
+    truncate,
 )
 from kernelcast.hardware import Gpu
 from kernelcast.results import SUPPORT, Interval
@@ -79,7 +79,7 @@ def bottleneck(forecast: Any) -> str:
     return next(iter(forecast.bound_by), "-")
 
 
-# ---- in words ----
+# ---- as text ----
 def print_comparison(comparison: Comparison, gains: Gains, price_kind: str) -> None:
     """The order first, then what does not fit, what one more per cent buys, and what prices and figures rest on."""
     variants = list(dict.fromkeys(changes_of(row.gpu) for row in comparison.rows if row.gpu.changes))
@@ -128,7 +128,8 @@ def _serving_table(comparison: Comparison, variants: Sequence[str]) -> Any:
         precision = f"{forecast.deployment.precision.weights} " if several else ""
         memory = f"{forecast.memory.used_bytes / forecast.memory.gpu_bytes:.0%}"
         rows.append((
-            ("" if row.meets else "x ") + cut(_name(row.gpu, variants), NAME_WIDTH), precision + layout_text(forecast),
+            ("" if row.meets else "x ") + truncate(_name(row.gpu, variants), NAME_WIDTH),
+            precision + layout_text(forecast),
             f"{forecast.batch:,}", digits(forecast.ttft.value * 1e3, 3), _ms(forecast.tpot),
             digits(forecast.tokens_per_s, 3), money(forecast.usd_per_million),
             megajoules(forecast.joules_per_million) if powered else memory, bottleneck(forecast),
@@ -290,9 +291,9 @@ def _serving_fields(forecast: ServingForecast) -> dict[str, Any]:
 
 
 # ---- as a plot ----
-def write_plot(found: Comparison, gains: Gains, path: Path) -> None:
+def write_plot(comparison: Comparison, gains: Gains, path: Path) -> None:
     """Left: a bar a GPU, by what the order is. Right: its latency. Below: what one per cent more of each spec buys."""
-    shown = found.fitting[::-1]
+    shown = comparison.fitting[::-1]
     plt = matplotlib_plots()
     high = 1.3 + 0.27 * max(3, len(shown))
     low = 0.9 + 0.24 * max((len(members) for _, members in gains), default=0) if gains else 0.0
@@ -300,15 +301,16 @@ def write_plot(found: Comparison, gains: Gains, path: Path) -> None:
     try:
         parts = figure.subfigures(2, 1, height_ratios=(high, low)) if gains else [figure]
         value, time = parts[0].subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
-        _values(found, shown, value)
-        _plot_times(found, shown, time)
+        _values(comparison, shown, value)
+        _plot_times(comparison, shown, time)
         if gains:
             panels = parts[1].subplots(1, len(gains), squeeze=False)[0]
             for axes, (served, members) in zip(panels, gains, strict=True):
                 _tornado(served, members, axes)
-        asked = found.scenario
+        scenario = comparison.scenario
         figure.suptitle(
-            f"{asked.model.name}, {asked.stack.name}, {asked.input_len:,} tokens in, {asked.output_len:,} out",
+            f"{scenario.model.name}, {scenario.stack.name}, {scenario.input_len:,} tokens in, "
+            f"{scenario.output_len:,} out",
             fontsize=11,
         )
         save(figure, path)
@@ -316,34 +318,39 @@ def write_plot(found: Comparison, gains: Gains, path: Path) -> None:
         plt.close(figure)
 
 
-def _values(found: Comparison, shown: list[ServingForecast], axes: Any) -> None:
-    """Strong colours rest on measured calls; grey ones do not do all that is asked, and are cut off at the others."""
-    by = found.scenario.by or "dollars"
-    costs = by == "dollars" and any(one.usd_per_million is not None for one in shown)
-    able = [one for one in shown if one.late is None and one.carries] or shown
-    limit = max((one.usd_per_million or 0.0 if costs else one.tokens_per_s / one.gpus) for one in able) or 1.0
-    for at, one in enumerate(shown):
-        value = one.usd_per_million if costs else one.tokens_per_s / one.gpus
-        broken = one.late is not None or not one.carries
+def _values(comparison: Comparison, shown: list[ServingForecast], axes: Any) -> None:
+    """Strong colours rest on measured calls; grey ones miss a limit, and their bars end where the others do."""
+    by = comparison.scenario.by or "dollars"
+    costs = by == "dollars" and any(forecast.usd_per_million is not None for forecast in shown)
+    able = [forecast for forecast in shown if forecast.late is None and forecast.carries] or shown
+    limit = (
+        max((forecast.usd_per_million or 0.0 if costs else forecast.tokens_per_s / forecast.gpus) for forecast in able)
+        or 1.0
+    )
+    for at, forecast in enumerate(shown):
+        value = forecast.usd_per_million if costs else forecast.tokens_per_s / forecast.gpus
+        broken = forecast.late is not None or not forecast.carries
         colour = _GREY if broken else _BLUE
         if value is not None:
-            axes.barh(at, min(value, limit), color=colour, alpha=_STRENGTH[one.support], height=0.66)
-        each = f"{one.tokens_per_s / one.gpus:,.0f} tokens/s a GPU"
+            axes.barh(at, min(value, limit), color=colour, alpha=_STRENGTH[forecast.support], height=0.66)
+        each = f"{forecast.tokens_per_s / forecast.gpus:,.0f} tokens/s a GPU"
         cost = f"no price, {each}" if value is None else money(value) if costs else f"{value:,.0f}"
-        text = f"{cost}   {layout_text(one)}, batch {one.batch:,}"
+        text = f"{cost}   {layout_text(forecast)}, batch {forecast.batch:,}"
         axes.annotate(text, (min(value or 0.0, limit), at), textcoords="offset points", xytext=(4, 0), va="center",
                       fontsize=7.5, color=_INK)  # fmt: skip
     axes.set_xlim(0, 1.6 * limit)
-    axes.set_yticks(range(len(shown)), [gpu_text(one.deployment.gpu) for one in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), [gpu_text(forecast.deployment.gpu) for forecast in shown], fontsize=8)
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlabel("USD per million tokens" if costs else "tokens/s a GPU", fontsize=9)
     _tidy(axes)
 
 
-def _plot_times(found: Comparison, shown: list[ServingForecast], axes: Any) -> None:
+def _plot_times(comparison: Comparison, shown: list[ServingForecast], axes: Any) -> None:
     """Points with their intervals on a scale of powers."""
     for name, colour, shift in (("ttft", _BLUE, 0.14), ("tpot", _RED, -0.14)):
-        intervals = [(at, getattr(one, name)) for at, one in enumerate(shown) if getattr(one, name).value]
+        intervals = [
+            (at, getattr(forecast, name)) for at, forecast in enumerate(shown) if getattr(forecast, name).value
+        ]
         if not intervals:
             continue
         likely = [1e3 * interval.value for _, interval in intervals]
@@ -351,7 +358,7 @@ def _plot_times(found: Comparison, shown: list[ServingForecast], axes: Any) -> N
                 [1e3 * (interval.high - interval.value) for _, interval in intervals]]  # fmt: skip
         axes.errorbar(likely, [at + shift for at, _ in intervals], xerr=ends, fmt="o", ms=4, lw=1.2, capsize=2,
                       color=colour, label=name.upper())  # fmt: skip
-        for goal in found.scenario.goals:
+        for goal in comparison.scenario.goals:
             if goal.metric == name:
                 axes.axvline(goal.limit_ms, color=colour, lw=1, ls="--", label=f"{name.upper()} limit")
     axes.set_xscale("log")

@@ -19,7 +19,7 @@ from kernelcast.app.report.compare import (
 )
 from kernelcast.app.report.json import attributes, plain, span_fields
 from kernelcast.app.report.plot import picture
-from kernelcast.app.report.text import binary_bytes_text, cut, dense_table, digits, show, time_text
+from kernelcast.app.report.text import binary_bytes_text, dense_table, digits, show, time_text, truncate
 from kernelcast.app.report.trace import built_lines
 from kernelcast.search.compare.training import TrainingComparison, TrainingForecast
 
@@ -39,8 +39,8 @@ def print_training(comparison: TrainingComparison, price_kind: str) -> None:
 def _training_table(comparison: TrainingComparison) -> Any:
     rows = [
         (
-            cut(gpu_text(forecast.gpu), NAME_WIDTH if not forecast.gpu.changes else 34), str(forecast.gpus),
-            cut(forecast.layout.told, 14), time_text(forecast.step.time_s),
+            truncate(gpu_text(forecast.gpu), NAME_WIDTH if not forecast.gpu.changes else 34), str(forecast.gpus),
+            truncate(forecast.layout.told, 14), time_text(forecast.step.time_s),
             f"{time_text(forecast.span.low)}-{time_text(forecast.span.high)}", digits(forecast.units_per_s, 3),
             digits(forecast.hours / 24, 3), money(forecast.usd), megajoules(forecast.joules),
             binary_bytes_text(forecast.step.memory.used_bytes).replace("iB", ""), bottleneck(forecast),
@@ -95,14 +95,19 @@ def write_plot(comparison: TrainingComparison, path: Path) -> None:
     """A bar a GPU: tokens or samples a second and GPU with the interval, and what the training costs beside it."""
     shown = comparison.fitting[::-1]
     with picture(path, (8.5, 1.4 + 0.3 * len(shown))) as (figure, (axes,)):
-        rates = [one.units_per_s / one.gpus for one in shown]
-        below = [rate - rate * one.step.time_s / one.span.high for rate, one in zip(rates, shown, strict=True)]
-        above = [rate * one.step.time_s / one.span.low - rate for rate, one in zip(rates, shown, strict=True)]
-        axes.barh([gpu_text(one.gpu) for one in shown], rates, xerr=[below, above], color="#2b6cb0", height=0.62,
+        rates = [forecast.units_per_s / forecast.gpus for forecast in shown]
+        below = [
+            rate - rate * forecast.step.time_s / forecast.span.high for rate, forecast in zip(rates, shown, strict=True)
+        ]
+        above = [
+            rate * forecast.step.time_s / forecast.span.low - rate for rate, forecast in zip(rates, shown, strict=True)
+        ]
+        names = [gpu_text(forecast.gpu) for forecast in shown]
+        axes.barh(names, rates, xerr=[below, above], color="#2b6cb0", height=0.62,
                   error_kw={"lw": 1, "capsize": 2, "ecolor": "#1a202c"})  # fmt: skip
-        for at, (one, rate, up) in enumerate(zip(shown, rates, above, strict=True)):
-            cost = f"{money(one.usd)} USD" if one.usd is not None else "no price"
-            axes.annotate(f"{one.layout.told}, {cost}", (rate + up, at), textcoords="offset points", xytext=(5, 0),
+        for at, (forecast, rate, up) in enumerate(zip(shown, rates, above, strict=True)):
+            cost = f"{money(forecast.usd)} USD" if forecast.usd is not None else "no price"
+            axes.annotate(f"{forecast.layout.told}, {cost}", (rate + up, at), textcoords="offset points", xytext=(5, 0),
                           va="center", fontsize=8, color="#4a5568")  # fmt: skip
         axes.set_xlabel(f"{comparison.scenario.unit}/s a GPU, 80% interval; cost of {_whole_text(comparison)}")
         axes.set_title(f"{comparison.scenario.trace.name}, training", fontsize=10)

@@ -12,7 +12,6 @@ from rich.text import Text
 from kernelcast.app.report.json import attributes
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
-    cut,
     dense_table,
     digits,
     percent,
@@ -21,6 +20,7 @@ from kernelcast.app.report.text import (
     support_text,
     time_text,
     title,
+    truncate,
 )
 from kernelcast.diagnose.diagnose import DiagnosedCall, Diagnosis
 from kernelcast.diagnose.reasons import Reason
@@ -38,31 +38,31 @@ LEAST_FLOPS_PER_BYTE = 0.05  # kernels without arithmetic stand here, at their r
 NCU_CLOCKS = "Nsight Compute holds the clocks down unless told --clock-control none: times are longer than in a run"
 
 
-def fields(found: Diagnosis) -> dict[str, Any]:
+def fields(diagnosis: Diagnosis) -> dict[str, Any]:
     """Plain values, ready for JSON. Times of a row are of one call; ``total_us`` and ``could_win_us`` of all alike."""
-    profile = found.profile
+    profile = diagnosis.profile
     return {
-        "gpu": found.gpu.label,
+        "gpu": diagnosis.gpu.label,
         "measured_on": profile.gpu_name or None,
         "source": profile.source,
         "launches": profile.launches,
-        "gpu_time_us": found.profile.gpu_time_us,
+        "gpu_time_us": diagnosis.profile.gpu_time_us,
         "span_us": profile.duration_us,
         "idle_us": profile.idle_us if profile.duration_us is not None else None,
-        "launch_bound": found.idle is not None,
-        "matched_share": found.matched_share,
-        "matched_us": found.measured_matched_us,
-        "predicted_us": found.total_us("time_us"),
-        "ceiling_us": found.total_us("ceiling_us"),
-        "could_win_us": sum(row.total_saving_us for row in found.matched),
-        "run_dtype": found.run_dtype,
-        "kernels": [_row_fields(place, row) for place, row in enumerate(found.matched, start=1)],
+        "launch_bound": diagnosis.idle is not None,
+        "matched_share": diagnosis.matched_share,
+        "matched_us": diagnosis.measured_matched_us,
+        "predicted_us": diagnosis.total_us("time_us"),
+        "ceiling_us": diagnosis.total_us("ceiling_us"),
+        "could_win_us": sum(row.total_saving_us for row in diagnosis.matched),
+        "run_dtype": diagnosis.run_dtype,
+        "kernels": [_row_fields(rank, row) for rank, row in enumerate(diagnosis.matched, start=1)],
         "unmatched": [
             {**_measured_fields(row), "why": row.unmatched, "reasons": [vars(reason) for reason in row.reasons]}
-            for row in found.unmatched
+            for row in diagnosis.unmatched
         ],
-        "support": _support(found),
-        "predictor": found.predictor,
+        "support": _support(diagnosis),
+        "predictor": diagnosis.predictor,
     }
 
 
@@ -87,59 +87,59 @@ def _measured_fields(row: DiagnosedCall) -> dict[str, Any]:
     }
 
 
-def _row_fields(place: int, row: DiagnosedCall) -> dict[str, Any]:
-    told = row.forecast
+def _row_fields(rank: int, row: DiagnosedCall) -> dict[str, Any]:
+    forecast = row.forecast
     return {
-        "rank": place,
+        "rank": rank,
         "op": row.metrics.op,
         "parameters": {name: value for name, value in row.metrics.parameters.items() if name != "op"},
         **_measured_fields(row),
-        "predicted_us": told.time_us,
-        **attributes(told, "low_us", "high_us", "ceiling_us", "bound_us", "bound_by"),
+        "predicted_us": forecast.time_us,
+        **attributes(forecast, "low_us", "high_us", "ceiling_us", "bound_us", "bound_by"),
         "gap_us": row.metrics.gap_us,
         "could_win_us": row.total_saving_us,
-        **attributes(told, "flops", "moved_bytes", "support"),
+        **attributes(forecast, "flops", "moved_bytes", "support"),
         "reasons": [vars(reason) for reason in row.reasons],
     }
 
 
-def _support(found: Diagnosis) -> str:
+def _support(diagnosis: Diagnosis) -> str:
     """Of the matched time."""
-    return support_of((row.measured.total_us, row.forecast.support) for row in found.matched)
+    return support_of((row.measured.total_us, row.forecast.support) for row in diagnosis.matched)
 
 
-def print_diagnosis(found: Diagnosis, name: str, top: int) -> None:
+def print_diagnosis(diagnosis: Diagnosis, name: str, top: int) -> None:
     """The run, its rows by what could be won, what to try, and what could not be matched."""
-    profile = found.profile
-    run = f"  {profile.source}, {profile.launches:,} kernels, mostly {found.run_dtype}"
-    show(title(name, "", found.gpu.name, run), _summary(found), "")
-    shown, rest = found.matched[:top], found.matched[top:]
+    profile = diagnosis.profile
+    run = f"  {profile.source}, {profile.launches:,} kernels, mostly {diagnosis.run_dtype}"
+    show(title(name, "", diagnosis.gpu.name, run), _summary(diagnosis), "")
+    shown, rest = diagnosis.matched[:top], diagnosis.matched[top:]
     if shown:
         show(_table(shown), "", *_advice(shown))
         if rest:
             won, share = sum(r.total_saving_us for r in rest), sum(r.share for r in rest)
             show(f"and {len(rest)} more calls with {percent(share)} of the time, where {_us(won)} could be won")
         show("")
-    _print_unmatched(found.unmatched)
+    _print_unmatched(diagnosis.unmatched)
     if profile.source == "Nsight Compute":
         show(f"clocks     {NCU_CLOCKS}")
-    if found.matched:
-        show(support_text(_support(found), found.predictor))
+    if diagnosis.matched:
+        show(support_text(_support(diagnosis), diagnosis.predictor))
 
 
-def _summary(found: Diagnosis) -> str:
-    profile = found.profile
+def _summary(diagnosis: Diagnosis) -> str:
+    profile = diagnosis.profile
     lines = [
-        f"GPU time   {_us(found.profile.gpu_time_us)}, {percent(found.matched_share)} of it matched: predicted "
-        f"{_us(found.total_us('time_us'))} for {_us(found.measured_matched_us)}, "
-        f"ceiling {_us(found.total_us('ceiling_us'))}"
+        f"GPU time   {_us(diagnosis.profile.gpu_time_us)}, {percent(diagnosis.matched_share)} of it matched: predicted "
+        f"{_us(diagnosis.total_us('time_us'))} for {_us(diagnosis.measured_matched_us)}, "
+        f"ceiling {_us(diagnosis.total_us('ceiling_us'))}"
     ]
     if profile.duration_us:
         idle = f"idle       {_us(profile.idle_us)} of {_us(profile.duration_us)}"
-        reason = found.idle
+        reason = diagnosis.idle
         lines.append(f"{idle}: {reason.name}, {reason.detail}. Try {reason.advice}" if reason else idle)
-    if profile.gpu_name and profile.gpu_name not in (found.gpu.name, found.gpu.id, *found.gpu.aliases):
-        lines.append(f"measured   on {profile.gpu_name}; predicted for {found.gpu.name}")
+    if profile.gpu_name and profile.gpu_name not in (diagnosis.gpu.name, diagnosis.gpu.id, *diagnosis.gpu.aliases):
+        lines.append(f"measured   on {profile.gpu_name}; predicted for {diagnosis.gpu.name}")
     return "\n".join(lines)
 
 
@@ -147,11 +147,11 @@ def _table(rows: Sequence[DiagnosedCall]) -> Table:
     heads = ("#", "call", "×", "share", "µs", "predicted", "ceiling", "could win", "reason")
     cells = (
         (
-            str(place), cut(label(row), CALL_CHARS), f"{row.measured.count:,}", percent(row.share),
+            str(rank), truncate(label(row), CALL_CHARS), f"{row.measured.count:,}", percent(row.share),
             *map(digits, (row.measured.time_us, row.forecast.time_us, row.forecast.ceiling_us)),
             _us(row.total_saving_us), row.main.name if row.main else "—",
         )
-        for place, row in enumerate(rows, start=1)
+        for rank, row in enumerate(rows, start=1)
     )  # fmt: skip
     return dense_table(*heads, left=("call", "reason"), rows=cells)
 
@@ -166,8 +166,8 @@ def label(row: DiagnosedCall) -> str:
         return f"{op} {batch}x{queries}:{keys} {given.get('dtype', 'bf16')}"
     name = row.measured.name.removeprefix("aten::") if op == "pointwise" else op  # goes by the op that launched it
     sizes = next((names for names in _SIZES if all(given.get(name) is not None for name in names)), ())
-    words = (name, "x".join(str(given[name]) for name in sizes), str(given.get("dtype", "")))
-    return " ".join(word for word in words if word)
+    parts = (name, "x".join(str(given[name]) for name in sizes), str(given.get("dtype", "")))
+    return " ".join(part for part in parts if part)
 
 
 def _us(value_us: float) -> str:
@@ -177,20 +177,20 @@ def _us(value_us: float) -> str:
 def _advice(rows: Sequence[DiagnosedCall]) -> list[Any]:
     """Each reason once: what it sums up to, where it holds, the largest case, and what to try."""
     groups: dict[str, list[tuple[float, int, Reason]]] = {}  # by name: explained in all, place, reason
-    for place, row in enumerate(rows, start=1):
+    for rank, row in enumerate(rows, start=1):
         if row.main is not None:
             explained = row.main.explained_us * row.measured.count
-            groups.setdefault(row.main.name, []).append((explained, place, row.main))
+            groups.setdefault(row.main.name, []).append((explained, rank, row.main))
     totals = {name: sum(explained for explained, _, _ in members) for name, members in groups.items()}
     parts: list[Any] = []
     for name in sorted(groups, key=lambda name: -totals[name]):
-        places = " ".join(f"#{place}" for _, place, _ in groups[name])
-        _, first, reason = max(groups[name], key=lambda one: one[0])
+        ranks = " ".join(f"#{rank}" for _, rank, _ in groups[name])
+        _, first, reason = max(groups[name], key=lambda entry: entry[0])
         explains = f", explains {_us(totals[name])}" if totals[name] else ""
         grid = Table.grid(Column(no_wrap=True, justify="right", min_width=5), Column(), padding=(0, 2))
         grid.add_row(f"#{first}", reason.detail)
         grid.add_row("try", Text(reason.advice, "green"))
-        parts += [Text.assemble((name, "bold"), f"  {places}{explains}"), grid, ""]
+        parts += [Text.assemble((name, "bold"), f"  {ranks}{explains}"), grid, ""]
     return parts
 
 
@@ -199,9 +199,9 @@ def _print_unmatched(rows: Sequence[DiagnosedCall]) -> None:
         return
     cells = []
     for row in rows[:UNMATCHED_ROWS]:
-        said = "; ".join([row.unmatched, *(f"{reason.name}: {reason.detail}" for reason in row.reasons)])
-        name = cut(f"{row.measured.name} {row.measured.shapes}".strip(), NAME_CHARS)
-        cells.append((name, f"{row.measured.count:,}", percent(row.share), digits(row.measured.time_us), said))
+        text = "; ".join([row.unmatched, *(f"{reason.name}: {reason.detail}" for reason in row.reasons)])
+        name = truncate(f"{row.measured.name} {row.measured.shapes}".strip(), NAME_CHARS)
+        cells.append((name, f"{row.measured.count:,}", percent(row.share), digits(row.measured.time_us), text))
     why = "why, and what its launch says"
     table = dense_table("not matched", "×", "share", "µs", why, left=("not matched", why), rows=cells)
     table.columns[-1].no_wrap = False
@@ -211,16 +211,16 @@ def _print_unmatched(rows: Sequence[DiagnosedCall]) -> None:
 
 
 # ---- as a roofline ----
-def write_roofline(found: Diagnosis, path: Path) -> None:
-    rows = [(place, row) for place, row in enumerate(found.matched, start=1) if row.forecast.moved_bytes > 0]
+def write_roofline(diagnosis: Diagnosis, path: Path) -> None:
+    rows = [(rank, row) for rank, row in enumerate(diagnosis.matched, start=1) if row.forecast.moved_bytes > 0]
     if not rows:
         raise KernelcastError("--plot: no kernel could be matched, so that none has a place on a roofline")
     with picture(path, (9.5, 6)) as (figure, (axes,)):
-        _draw_roofs(axes, found.gpu, found.run_dtype, max(point(row)[0] for _, row in rows))
+        _draw_roofs(axes, diagnosis.gpu, diagnosis.run_dtype, max(point(row)[0] for _, row in rows))
         _draw_kernels(axes, rows)
         axes.set(xscale="log", yscale="log", xlabel="FLOP per byte of its operands", ylabel="FLOP/s")
         share = percent(sum(row.share for _, row in rows))
-        axes.set_title(f"{found.gpu.name}: {len(rows)} calls with {share} of the GPU time; area: share of the run")
+        axes.set_title(f"{diagnosis.gpu.name}: {len(rows)} calls with {share} of the GPU time; area: share of the run")
         axes.grid(True, which="major", alpha=0.25)
         axes.legend(loc="lower right", fontsize=8)
         figure.tight_layout()
@@ -228,19 +228,19 @@ def write_roofline(found: Diagnosis, path: Path) -> None:
 
 def point(row: DiagnosedCall) -> tuple[float, float]:
     """FLOP per byte and FLOP/s of a matched row."""
-    told = row.forecast
-    intensity = max(LEAST_FLOPS_PER_BYTE, told.flops / told.moved_bytes)
-    return intensity, intensity * told.moved_bytes / (row.measured.time_us * 1e-6)
+    forecast = row.forecast
+    intensity = max(LEAST_FLOPS_PER_BYTE, forecast.flops / forecast.moved_bytes)
+    return intensity, intensity * forecast.moved_bytes / (row.measured.time_us * 1e-6)
 
 
-def _draw_roofs(axes: Any, chip: Gpu, dtype: str, most: float) -> None:
+def _draw_roofs(axes: Any, gpu: Gpu, dtype: str, most: float) -> None:
     """FLOP/s that do not depend on bytes, and bytes/s; ``most`` FLOP per byte have a place."""
     flat = {
-        f"tensor cores, {dtype}": chip.tensor_flops_per_s(dtype),
-        "vector units, fp32": chip.fma_flops_per_s("fp32"),
+        f"tensor cores, {dtype}": gpu.tensor_flops_per_s(dtype),
+        "vector units, fp32": gpu.fma_flops_per_s("fp32"),
     }
     flat = {name: rate for name, rate in flat.items() if rate}
-    slopes = {"L2": chip.l2_bytes_per_s, "DRAM": chip.dram_bytes_per_s}
+    slopes = {"L2": gpu.l2_bytes_per_s, "DRAM": gpu.dram_bytes_per_s}
     top = max(flat.values())
     right = max(most, top / min(slopes.values())) * 4
     for (name, rate), style in zip(flat.items(), ("-", "--"), strict=False):
@@ -261,9 +261,9 @@ def _draw_kernels(axes: Any, rows: list[tuple[int, DiagnosedCall]]) -> None:
         axes.scatter(*zip(*map(point, mine), strict=True), s=areas, color=colour, alpha=0.7, edgecolors="white",
                      linewidths=0.5, zorder=3)  # fmt: skip
         axes.scatter([], [], s=40, color=colour, label=name)  # the legend's
-    largest = sorted(rows, key=lambda one: -one[1].share)[:NAMED]
-    for place, row in largest:
-        axes.annotate(f"#{place}", point(row), ha="center", va="center", fontsize=7, zorder=4)
-    largest.sort(key=lambda one: one[0])
-    told = "\n".join(f"#{place}  {label(row)}, {percent(row.share)}" for place, row in largest)
-    axes.text(0.015, 0.985, told, transform=axes.transAxes, va="top", fontsize=8)
+    largest = sorted(rows, key=lambda entry: -entry[1].share)[:NAMED]
+    for rank, row in largest:
+        axes.annotate(f"#{rank}", point(row), ha="center", va="center", fontsize=7, zorder=4)
+    largest.sort(key=lambda entry: entry[0])
+    legend = "\n".join(f"#{rank}  {label(row)}, {percent(row.share)}" for rank, row in largest)
+    axes.text(0.015, 0.985, legend, transform=axes.transAxes, va="top", fontsize=8)

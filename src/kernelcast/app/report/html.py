@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from kernelcast.app.report.text import COMMAND, taken
+from kernelcast.app.report.text import COMMAND, captured
 from kernelcast.models import hub_name
 
 _STYLE = (
@@ -37,16 +37,16 @@ _EM_A_BLOCK = 0.6
 _LABEL = re.compile(r"([A-Za-z\[][\w\].]*(?: \w+)?) {2,}(\S.*)|(throughput) (.*)", re.DOTALL)
 
 
-def html_of(found: Any) -> str:
+def html_of(result: Any) -> str:
     """What a notebook shows of a result."""
-    for cls in type(found).__mro__:
+    for cls in type(result).__mro__:
         if cls.__name__ in _SHOWN:
             name, more = _SHOWN[cls.__name__]
             module, function = name.split(".")
-            with taken() as parts:
-                getattr(import_module(f"kernelcast.app.report.{module}"), function)(found, *more(found))
+            with captured() as parts:
+                getattr(import_module(f"kernelcast.app.report.{module}"), function)(result, *more(result))
             return f'<div class="kernelcast"><style>{_STYLE}</style>{_blocks(parts)}</div>'
-    raise TypeError(f"nobody knows how to show a {type(found).__name__} as HTML")
+    raise TypeError(f"nobody knows how to show a {type(result).__name__} as HTML")
 
 
 def _blocks(parts: Sequence[Any]) -> str:
@@ -54,12 +54,12 @@ def _blocks(parts: Sequence[Any]) -> str:
     lines: list[Any] = []
     for part in parts:
         lines += part.split("\n") if isinstance(part, str) else [part]
-    told = [line for line in lines if isinstance(line, Table) or str(line).strip()]
-    found = []
-    for labelled, group in groupby(told, key=lambda line: isinstance(line, str) and bool(_LABEL.fullmatch(line))):
+    shown = [line for line in lines if isinstance(line, Table) or str(line).strip()]
+    blocks = []
+    for labelled, group in groupby(shown, key=lambda line: isinstance(line, str) and bool(_LABEL.fullmatch(line))):
         members = list(group)
-        found.append(_labels(members) if labelled else "".join(map(_block, members)))
-    return "".join(found)
+        blocks.append(_labels(members) if labelled else "".join(map(_block, members)))
+    return "".join(blocks)
 
 
 def _block(part: Any) -> str:
@@ -83,14 +83,16 @@ def _table(table: Table) -> str:
     heads = [_inline(column.header) for column in table.columns]
     head = ""
     if table.show_header and any(heads):
-        cells = "".join(f"<th{_aligned(own)}>{name}</th>" for name, own in zip(heads, right, strict=True))
+        cells = "".join(
+            f"<th{_aligned(numeric_head)}>{name}</th>" for name, numeric_head in zip(heads, right, strict=True)
+        )
         head = f"<thead><tr>{cells}</tr></thead>"
     bold = ['class="label"' if not at and not head else "" for at in range(len(heads))]
     rows = []
     for row in zip(*(column.cells for column in table.columns), strict=True):
         cells = "".join(
-            f"<td {own}>{_cell(cell)}</td>" if own else f"<td{_aligned(numeric)}>{_cell(cell)}</td>"
-            for cell, numeric, own in zip(row, right, bold, strict=True)
+            f"<td {numeric_head}>{_cell(cell)}</td>" if numeric_head else f"<td{_aligned(numeric)}>{_cell(cell)}</td>"
+            for cell, numeric, numeric_head in zip(row, right, bold, strict=True)
         )
         rows.append(f"<tr>{cells}</tr>")
     return f"<table>{head}<tbody>{''.join(rows)}</tbody></table>"
@@ -110,20 +112,20 @@ def _cell(cell: Any) -> str:
 
 
 def _inline(part: Any) -> str:
-    """Text with its bold parts, blanks that a terminal lays out by taken away."""
+    """Text with its bold parts, without the blanks that align it in a terminal."""
     if not isinstance(part, Text):
         return re.sub(r"[ \t]+", " ", escape(str(part)).strip())
     if part.style == COMMAND:
         return f"<code>{escape(part.plain)}</code>"
-    found, plain = [], part.plain
+    pieces, plain = [], part.plain
     edges = sorted({0, len(plain), *(edge for span in part.spans for edge in (span.start, span.end))})
     for start, end in pairwise(edges):
         bold = "bold" in str(part.style) or any(
             "bold" in str(span.style) for span in part.spans if span.start <= start and end <= span.end
         )
         text = escape(plain[start:end])
-        found.append(f"<b>{text}</b>" if bold and text.strip() else text)
-    return re.sub(r"[ \t]+", " ", "".join(found).strip())
+        pieces.append(f"<b>{text}</b>" if bold and text.strip() else text)
+    return re.sub(r"[ \t]+", " ", "".join(pieces).strip())
 
 
 # the functions that show a result in a terminal, by its class, and what they take beside it

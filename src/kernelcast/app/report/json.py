@@ -53,11 +53,11 @@ def energy_fields(drawn: Energy | None) -> dict[str, Any]:
     }
 
 
-def span_fields(name: str, span: Interval | None) -> dict[str, float | None]:
+def span_fields(name: str, interval: Interval | None) -> dict[str, float | None]:
     """A value and its interval: NAME, NAME_low, NAME_high."""
-    values = (span.value, span.low, span.high) if span else (None, None, None)
-    told = zip((name, f"{name}_low", f"{name}_high"), values, strict=True)
-    return {key: None if value is None else float(value) for key, value in told}
+    values = (interval.value, interval.low, interval.high) if interval else (None, None, None)
+    pairs = zip((name, f"{name}_low", f"{name}_high"), values, strict=True)
+    return {key: None if value is None else float(value) for key, value in pairs}
 
 
 def run_energy_fields(energy: Interval | None, parts: Iterable[Energy | None], seconds: float, gpus: int,
@@ -73,10 +73,10 @@ def run_energy_fields(energy: Interval | None, parts: Iterable[Energy | None], s
     }  # fmt: skip
 
 
-def breakdown_fields(found: Iterable[Share]) -> list[dict[str, Any]]:
+def breakdown_fields(shares: Iterable[Share]) -> list[dict[str, Any]]:
     """Where the time goes, by phase and part."""
     return [
         {"phase": s.phase, "part": s.part, "time_s": float(s.time_s), "kernels": round(s.kernels),
          "bound_by": s.bound_by, "support": s.support}
-        for s in found
+        for s in shares
     ]  # fmt: skip

@@ -18,7 +18,6 @@ from kernelcast.app.report.text import (
     bar,
     bytes_text,
     console,
-    cut,
     dense_table,
     digits,
     joules_text,
@@ -29,6 +28,7 @@ from kernelcast.app.report.text import (
     show,
     time_text,
     title,
+    truncate,
     value_text,
 )
 from kernelcast.energy.power import Energy
@@ -48,40 +48,40 @@ CACHE = {
 }
 
 
-def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions, drawn: Energy | None = None) -> None:
+def print_prediction(prediction: Prediction, gpu: Gpu, conditions: Conditions, drawn: Energy | None = None) -> None:
     """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
-    show(title(found.op, f"  {_given(found)}", chip.name, f" ({chip.id})") + changes_text(chip), "")
-    show(_answer(found, conditions, drawn), "", _pipelines(found), "", _kernels(found.kernels), "")
-    show(_rests_on(found, chip, conditions))
+    show(title(prediction.op, f"  {_given(prediction)}", gpu.name, f" ({gpu.id})") + changes_text(gpu), "")
+    show(_answer(prediction, conditions, drawn), "", _pipelines(prediction), "", _kernels(prediction.kernels), "")
+    show(_rests_on(prediction, gpu, conditions))
 
 
-def show_prediction(found: Prediction) -> None:
-    """The same of a prediction alone, which does not know what it was asked under."""
-    show(title(found.op, f"  {_given(found)}", found.gpu))
-    show(_answer(found, DEFAULT, None), _pipelines(found), _rests_on(found))
+def show_prediction(prediction: Prediction) -> None:
+    """The same of a prediction alone, without its conditions."""
+    show(title(prediction.op, f"  {_given(prediction)}", prediction.gpu))
+    show(_answer(prediction, DEFAULT, None), _pipelines(prediction), _rests_on(prediction))
 
 
-def _given(found: Prediction) -> str:
-    return "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
+def _given(prediction: Prediction) -> str:
+    return "  ".join(f"{name}={value_text(value)}" for name, value in prediction.parameters.items())
 
 
-def _answer(found: Prediction, conditions: Conditions, drawn: Energy | None) -> Table:
+def _answer(prediction: Prediction, conditions: Conditions, drawn: Energy | None) -> Table:
     grid = Table.grid(Column(style="bold"), Column(justify="right", no_wrap=True), Column(style="dim"), padding=(0, 2))
-    interval = f"interval {time_text(found.low_s)} – {time_text(found.high_s)}"
-    grid.add_row("  predicted", Text(time_text(found.time_s), "bold green"), interval)
-    grid.add_row("  ceiling", time_text(found.ceiling_s), "what the best kernels of this kind reach")
+    interval = f"interval {time_text(prediction.low_s)} – {time_text(prediction.high_s)}"
+    grid.add_row("  predicted", Text(time_text(prediction.time_s), "bold green"), interval)
+    grid.add_row("  ceiling", time_text(prediction.ceiling_s), "what the best kernels of this sort reach")
     binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
-    grid.add_row("  bound", time_text(found.bound_s), f"{found.bound_by} {binds}")
-    grid.add_row("  efficiency", percent(found.efficiency), "bound / predicted")
-    dram_bytes = sum(phase.dram_bytes for phase in found.kernels)
+    grid.add_row("  bound", time_text(prediction.bound_s), f"{prediction.bound_by} {binds}")
+    grid.add_row("  efficiency", percent(prediction.efficiency), "bound / predicted")
+    dram_bytes = sum(phase.dram_bytes for phase in prediction.kernels)
     if dram_bytes > 0:
-        rate = rate_text(dram_bytes / found.time_s, "B/s")
+        rate = rate_text(dram_bytes / prediction.time_s, "B/s")
         grid.add_row("  DRAM", rate, f"{bytes_text(dram_bytes)} in the predicted time")
     if drawn is not None:
         low, high = (joules_text(value) for value in (drawn.joules.low, drawn.joules.high))
         each = time_text(drawn.joules.value / drawn.power_w)
-        told = f"interval {low} – {high}, repeated for seconds: {each} a call then"
-        grid.add_row("  energy", joules_text(drawn.joules.value), told)
+        note = f"interval {low} – {high}, repeated for seconds: {each} a call then"
+        grid.add_row("  energy", joules_text(drawn.joules.value), note)
         grid.add_row("  power", f"{drawn.power_w:,.0f} W", _power_text(drawn))
     return grid
 
@@ -92,13 +92,13 @@ def _power_text(drawn: Energy) -> str:
     return f"{limit}{clock}; power model {drawn.support}"
 
 
-def _pipelines(found: Prediction) -> Table:
+def _pipelines(prediction: Prediction) -> Table:
     numbers = ("limit µs", "busiest SM µs", "of bound")
     table = plain_table("pipeline", *numbers, "", right=numbers)
-    busiest = busiest_limits(found.kernels)
-    for name, limit_s in sorted(found.limits.items(), key=lambda item: -item[1]):
-        share = limit_s / found.bound_s if found.bound_s else 0.0
-        style = "bold" if name == found.bound_by else ""
+    busiest = busiest_limits(prediction.kernels)
+    for name, limit_s in sorted(prediction.limits.items(), key=lambda item: -item[1]):
+        share = limit_s / prediction.bound_s if prediction.bound_s else 0.0
+        style = "bold" if name == prediction.bound_by else ""
         cells = (name, micros(limit_s), micros(busiest.get(name, limit_s)), percent(share))
         table.add_row(*(Text(cell, style) for cell in cells), Text(bar(share), "green" if style else "blue"))
     return table
@@ -161,37 +161,43 @@ def tile_text(tile: Mapping[str, float]) -> str:
     return ", ".join((["×".join(sizes)] if sizes else []) + rest) or "—"
 
 
-def _rests_on(found: Prediction, chip: Gpu | None = None, conditions: Conditions | None = None) -> Table:
+def _rests_on(prediction: Prediction, gpu: Gpu | None = None, conditions: Conditions | None = None) -> Table:
     """What is not known is left out."""
     grid = Table.grid(Column(style="bold"), Column(), padding=(0, 2))
-    grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
-    grid.add_row("  runs", found.runs.text)
-    grid.add_row("  rests on", evidence_text(found.match))
-    if chip is not None and chip.unit_of:
+    grid.add_row("  support", f"{prediction.support} ({SUPPORT[prediction.support]})")
+    grid.add_row("  runs", prediction.runs.text)
+    grid.add_row("  rests on", evidence_text(prediction.match))
+    if gpu is not None and gpu.unit_of:
         grid.add_row(
-            "  unit", f"of {chip.unit_of}: its forecast, times what physics says of the numbers that were measured"
+            "  unit", f"of {gpu.unit_of}: its forecast, times what physics says of the numbers that were measured"
         )
-    if found.match.text:
-        grid.add_row("  answered as", found.match.text)
-    grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
-    if chip is not None and conditions is not None:
-        _asked_under(grid, found, chip, conditions)
+    if prediction.match.text:
+        grid.add_row("  answered as", prediction.match.text)
+    grid.add_row("  predictor", f"{prediction.predictor}, kernelcast {__version__}")
+    if gpu is not None and conditions is not None:
+        _add_conditions(grid, prediction, gpu, conditions)
     return grid
 
 
-def _asked_under(grid: Table, found: Prediction, chip: Gpu, conditions: Conditions) -> None:
+def _add_conditions(grid: Table, prediction: Prediction, gpu: Gpu, conditions: Conditions) -> None:
     cache = cache_word(conditions)
-    told = calibration_fields(conditions.calibration, found.op)
-    if told is not None:
-        errors = f", error {told['error_before']:.1f}% -> {told['error_after']:.1f}%" if told["rows"] else ""
-        scales = "; by whole runs: " + ", ".join(f"{key} x {factor:.3f}" for key, factor in told["scales"].items())
-        calls = f"by {told['rows']:,} measured calls of this family{errors}"
-        grid.add_row("  calibrated", calls + (scales if told["scales"] else ""))
+    calibration = calibration_fields(conditions.calibration, prediction.op)
+    if calibration is not None:
+        errors = (
+            f", error {calibration['error_before']:.1f}% -> {calibration['error_after']:.1f}%"
+            if calibration["rows"]
+            else ""
+        )
+        scales = "; by whole runs: " + ", ".join(
+            f"{key} x {factor:.3f}" for key, factor in calibration["scales"].items()
+        )
+        calls = f"by {calibration['rows']:,} measured calls of this family{errors}"
+        grid.add_row("  calibrated", calls + (scales if calibration["scales"] else ""))
     grid.add_row("  cache", f"{cache} ({CACHE[cache]})")
     if conditions.without:
         grid.add_row("  left out", Text(", ".join(conditions.without), "yellow"))
-    if chip.changes:
-        capped = f"under a limit of {chip.power_w:,.0f} W" if set(chip.changes) == {"power_w"} else None
+    if gpu.changes:
+        capped = f"under a limit of {gpu.power_w:,.0f} W" if set(gpu.changes) == {"power_w"} else None
         grid.add_row("  GPU", Text(capped or "changed with --set: not a product that exists", "yellow"))
 
 
@@ -201,12 +207,12 @@ def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], most: in
     rows = []
     for index in range(min(count, most)):
         times = [plain(results[f"{name}_us"][index]) for name in ("predicted", "low", "high", "ceiling", "bound")]
-        told = ["—" if time_us is None else digits(time_us) for time_us in times]
-        call = cut(call_text(columns, index), CALL_WIDTH)
-        rows.append((str(index + 1), call, *told, results["bound_by"][index] or "—"))
+        cells = ["—" if time_us is None else digits(time_us) for time_us in times]
+        call = truncate(call_text(columns, index), CALL_WIDTH)
+        rows.append((str(index + 1), call, *cells, results["bound_by"][index] or "—"))
     heads = ("row", "call", "time µs", "low", "high", "ceiling", "bound", "by")
-    supports = Counter(word or "none" for word in results["support"])
-    note = "support: " + ", ".join(f"{number:,} {word}" for word, number in supports.most_common())
+    supports = Counter(level or "none" for level in results["support"])
+    note = "support: " + ", ".join(f"{number:,} {level}" for level, number in supports.most_common())
     show(dense_table(*heads, left=("call", "by"), rows=rows), "")
     show(f"the first {most} of {count:,} rows; -o FILE writes all. {note}" if count > most else note)
 
@@ -214,40 +220,40 @@ def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], most: in
 def call_text(columns: Mapping[str, Any], index: int) -> str:
     """'gemm m=4096 n=4096 k=4096 bf16': what a row gives of its op's parameters."""
     op = str(columns["op"][index])
-    words = [op]
+    parts = [op]
     for name in parameters_of(REGISTRY[op]) if op in REGISTRY else ():
         value = plain(columns[name][index]) if name in columns else None
         if value is not None:
-            words.append(value_text(value) if name in ("dtype", "stack") else f"{name}={value_text(value)}")
-    return " ".join(words)
+            parts.append(value_text(value) if name in ("dtype", "stack") else f"{name}={value_text(value)}")
+    return " ".join(parts)
 
 
 def evidence_text(match: EvidenceMatch) -> str:
-    """'12,480 calls of this kind on b200_sxm; 3.1% off on those left out'."""
+    """'12,480 calls of this configuration on b200_sxm; held-out error 3.1%'."""
     entry = match.entry
     if entry is None:
-        return "no measured call of this kind"
-    off = f"; {100 * entry.error:.1f}% off on those left out" if entry.error is not None else ""
-    kind = "this kind" if not match.substituted else "the nearest kind"
-    return f"{entry.calls:,} calls of {kind} on {entry.gpu}{off}"
+        return "no measured call of this configuration"
+    off = f"; held-out error {100 * entry.error:.1f}%" if entry.error is not None else ""
+    configuration = "this configuration" if not match.substituted else "the nearest configuration"
+    return f"{entry.calls:,} calls of {configuration} on {entry.gpu}{off}"
 
 
-def changes_text(chip: Gpu) -> Text:
+def changes_text(gpu: Gpu) -> Text:
     """What a GPU of the catalogue was changed in, as a line of its own; nothing where it was not."""
-    changed = ", ".join(f"{name}={value:g}" for name, value in chip.changes.items())
+    changed = ", ".join(f"{name}={value:g}" for name, value in gpu.changes.items())
     return Text(f"\nwhat if: {changed}" if changed else "", "yellow")
 
 
-def prediction_fields(found: Prediction, chip: Gpu, conditions: Conditions) -> dict[str, Any]:
-    """A prediction, and what it was asked under."""
+def prediction_fields(prediction: Prediction, gpu: Gpu, conditions: Conditions) -> dict[str, Any]:
+    """A prediction, and its conditions."""
     return {
-        **found.to_dict(),
-        "gpu_id": chip.id,
-        "gpu_unit_of": chip.unit_of,
-        "gpu_changes": dict(chip.changes),
+        **prediction.to_dict(),
+        "gpu_id": gpu.id,
+        "gpu_unit_of": gpu.unit_of,
+        "gpu_changes": dict(gpu.changes),
         "cache": cache_word(conditions),
         "without": list(conditions.without),
-        "calibration": calibration_fields(conditions.calibration, found.op),
+        "calibration": calibration_fields(conditions.calibration, prediction.op),
     }
 
 
@@ -257,9 +263,9 @@ def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:
         return None
     name = kernel_class(op).family
     family = calibration.families.get(name)
-    told = attributes(family, "rows", "error_before", "error_after") if family else {"rows": 0}
+    errors = attributes(family, "rows", "error_before", "error_after") if family else {"rows": 0}
     scales = {key: scale.factor for key, scale in calibration.scales.items() if key.startswith(f"{name} ")}
-    return {"gpu": calibration.gpu, "predictor": calibration.predictor, **told, "scales": scales}
+    return {"gpu": calibration.gpu, "predictor": calibration.predictor, **errors, "scales": scales}
 
 
 def cache_word(conditions: Conditions) -> str:

@@ -16,63 +16,64 @@ from kernelcast.app.report.kernel import changes_text, doc_text
 from kernelcast.app.report.text import (
     WIDTH,
     console,
-    cut,
     dense_table,
     digits,
     field_text,
     percent,
     plain_table,
     show,
+    truncate,
 )
 from kernelcast.forecast.evidence import MeasuredConfiguration
-from kernelcast.hardware import Gpu, gpu
+from kernelcast.hardware import Gpu
+from kernelcast.hardware import gpu as find_gpu
 from kernelcast.models.architecture import Architecture
 from kernelcast.ops import Kernel, parameters_of
 from kernelcast.ops.kernel_selection import kernel_choice_rows
 
 _HIDDEN = ("origin", "id", "name", "aliases", "sources", "changes")
-_IN_FULL = 6  # kinds whose ranges are told too
-_LINE_WORDS = 44
-_ORDER = ("stack", "backend", "dtype", "kv_dtype", "phase", "mask", "paged")  # of the words, the others after
-_USUAL = (None, "no", "equal", "chosen", "own", "dense", "vector", "tn")  # words that go without saying
+_IN_FULL = 6  # configurations whose ranges are shown too
+_CONFIGURATION_WIDTH = 44
+_ORDER = ("stack", "backend", "dtype", "kv_dtype", "phase", "mask", "paged")  # the others after
+_USUAL = (None, "no", "equal", "chosen", "own", "dense", "vector", "tn")  # values that go without saying
 _OP_WIDTH = 20
 _NAME_WIDTH = 19  # what 100 columns leave
 
 
-def print_gpus(chips: Iterable[Gpu]) -> None:
+def print_gpus(gpus: Iterable[Gpu]) -> None:
     """The catalogue, one line a GPU."""
     numbers = ("SMs", "GiB", "TB/s", "bf16", "fp16", "fp8", "link", "W")
-    words = ("id", "name", "arch") if console().width >= WIDTH else ("id", "arch")  # the id says the name too
+    labels = ("id", "name", "arch") if console().width >= WIDTH else ("id", "arch")  # the id says the name too
     rows: list[tuple[RenderableType, ...]] = []
-    for chip in chips:
-        peaks = [chip.tensor_flops_per_s(dtype) / 1e12 for dtype in ("bf16", "fp16", "fp8")]
-        name = cut(chip.name.removeprefix("NVIDIA ").removeprefix("AMD "), _NAME_WIDTH)
+    for gpu in gpus:
+        peaks = [gpu.tensor_flops_per_s(dtype) / 1e12 for dtype in ("bf16", "fp16", "fp8")]
+        name = truncate(gpu.name.removeprefix("NVIDIA ").removeprefix("AMD "), _NAME_WIDTH)
         rows.append(
             (
-                Text(chip.id, "bold cyan"),
-                *([name] if "name" in words else []),
-                chip.architecture,
-                str(chip.sm_count),
-                f"{chip.dram_bytes / 2**30:.0f}",
-                f"{chip.dram_bytes_per_s / 1e12:.2f}",
+                Text(gpu.id, "bold cyan"),
+                *([name] if "name" in labels else []),
+                gpu.architecture,
+                str(gpu.sm_count),
+                f"{gpu.dram_bytes / 2**30:.0f}",
+                f"{gpu.dram_bytes_per_s / 1e12:.2f}",
                 *(f"{peak:.0f}" if peak else "—" for peak in peaks),
-                f"{chip.link_bytes_per_s / 1e9:.0f}" if chip.link_bytes_per_s else "—",
-                f"{chip.power_w:.0f}",
+                f"{gpu.link_bytes_per_s / 1e9:.0f}" if gpu.link_bytes_per_s else "—",
+                f"{gpu.power_w:.0f}",
             )
         )
-    show(dense_table(*words, *numbers, left=words, rows=rows, gap=1))
+    show(dense_table(*labels, *numbers, left=labels, rows=rows, gap=1))
     show("\nbf16, fp16, fp8: dense tensor peak, TFLOP/s. link: GB/s per direction. More: kernelcast gpu ID")
 
 
-def print_gpu(chip: Gpu) -> None:
+def print_gpu(gpu: Gpu) -> None:
     """Every number of one GPU with its source, then the peaks that follow from them."""
-    title = Text.assemble((chip.name, "bold"), f" ({chip.id})")
-    if chip.aliases:
-        title.append(f"\nalso called {', '.join(chip.aliases)}", "dim")
+    title = Text.assemble((gpu.name, "bold"), f" ({gpu.id})")
+    if gpu.aliases:
+        title.append(f"\nalso called {', '.join(gpu.aliases)}", "dim")
     table = plain_table("field", "value", "source", right=("value", "source"))
     notes: dict[str, int] = {}
-    for name, value in _flat_fields(chip):
-        source = chip.sources.get(name, "")
+    for name, value in _flat_fields(gpu):
+        source = gpu.sources.get(name, "")
         note = f"[{notes.setdefault(source, len(notes) + 1)}]" if source else ""
         style = "yellow" if source == "what-if" else ""
         cells = (name, field_text(name.split(".")[0], value), note)
@@ -80,13 +81,13 @@ def print_gpu(chip: Gpu) -> None:
     sources = Table.grid(Column(justify="right", no_wrap=True), Column(), padding=(0, 1))
     for source, number in notes.items():
         sources.add_row(f" [{number}]", source)
-    show(title + changes_text(chip), "", table, "", _peaks(chip), "", Text("sources", "bold"), sources)
+    show(title + changes_text(gpu), "", table, "", _peaks(gpu), "", Text("sources", "bold"), sources)
 
 
-def _flat_fields(chip: Gpu) -> Iterator[tuple[str, Any]]:
+def _flat_fields(gpu: Gpu) -> Iterator[tuple[str, Any]]:
     """Fields with their values, the tables of one number a dtype taken apart."""
-    for spec in dataclasses.fields(chip):
-        value = getattr(chip, spec.name)
+    for spec in dataclasses.fields(gpu):
+        value = getattr(gpu, spec.name)
         if spec.name in _HIDDEN:
             continue
         if isinstance(value, Mapping):
@@ -95,9 +96,9 @@ def _flat_fields(chip: Gpu) -> Iterator[tuple[str, Any]]:
             yield spec.name, value
 
 
-def _peaks(chip: Gpu) -> Table:
-    table = plain_table("peak of the chip", "value", right=("value",))
-    for name, value in derived_peaks(chip).items():
+def _peaks(gpu: Gpu) -> Table:
+    table = plain_table("peak of the GPU", "value", right=("value",))
+    for name, value in derived_peaks(gpu).items():
         for key, peak in value.items() if isinstance(value, Mapping) else [("", value)]:
             table.add_row(f"{name}.{key}" if key else name, field_text(name, peak))
     return table
@@ -110,36 +111,36 @@ def print_ops(kernels: Iterable[type[Kernel]]) -> None:
     table.columns[1].ratio, table.columns[2].ratio = 2, 3
     for kernel in kernels:
         specs = [spec for spec in parameters_of(kernel).values() if spec.name not in ("dtype", "stack")]
-        words = [spec.name if spec.required else f"[{spec.name}]" for spec in specs]
-        table.add_row(Text(kernel.op, "bold cyan"), ", ".join(words), first_paragraph(kernel))
+        names = [spec.name if spec.required else f"[{spec.name}]" for spec in specs]
+        table.add_row(Text(kernel.op, "bold cyan"), ", ".join(names), first_paragraph(kernel))
     show(table, "\n[…]: optional. All take dtype and stack. More: kernelcast kernel OP --help")
 
 
-def gpu_fields(chip: Gpu) -> dict[str, Any]:
+def gpu_fields(gpu: Gpu) -> dict[str, Any]:
     """Every field of a GPU, what follows from them, and the sources."""
-    fields = {spec.name: getattr(chip, spec.name) for spec in dataclasses.fields(chip)}
+    fields = {spec.name: getattr(gpu, spec.name) for spec in dataclasses.fields(gpu)}
     sources, changes, _ = (fields.pop(name) for name in ("sources", "changes", "origin"))
-    return {**fields, "derived": derived_peaks(chip), "changes": changes, "sources": sources}
+    return {**fields, "derived": derived_peaks(gpu), "changes": changes, "sources": sources}
 
 
-def derived_peaks(chip: Gpu) -> dict[str, Any]:
-    """Peaks of the whole chip, per second."""
+def derived_peaks(gpu: Gpu) -> dict[str, Any]:
+    """Peaks of the whole GPU, per second."""
     return {
-        "tensor_flops_per_s": {d: chip.tensor_flops_per_s(d) for d in chip.tensor_flops_per_clk_sm},
-        "fma_flops_per_s": {d: chip.fma_flops_per_s(d) for d in chip.fma_flops_per_clk_sm},
-        "xu_ops_per_s": chip.xu_ops_per_s,
-        "issue_warps_per_s": chip.issue_warps_per_s,
-        "smem_bytes_per_s": chip.smem_bytes_per_s,
-        "l2_bytes_per_s": chip.l2_bytes_per_s,
+        "tensor_flops_per_s": {d: gpu.tensor_flops_per_s(d) for d in gpu.tensor_flops_per_clk_sm},
+        "fma_flops_per_s": {d: gpu.fma_flops_per_s(d) for d in gpu.fma_flops_per_clk_sm},
+        "xu_ops_per_s": gpu.xu_ops_per_s,
+        "issue_warps_per_s": gpu.issue_warps_per_s,
+        "smem_bytes_per_s": gpu.smem_bytes_per_s,
+        "l2_bytes_per_s": gpu.l2_bytes_per_s,
     }
 
 
-def gpu_summary(chip: Gpu) -> dict[str, Any]:
+def gpu_summary(gpu: Gpu) -> dict[str, Any]:
     """One line of the catalogue."""
     return {
-        **attributes(chip, "id", "name", "vendor", "architecture", "sm_count", "dram_bytes", "dram_bytes_per_s"),
-        "tensor_flops_per_s": derived_peaks(chip)["tensor_flops_per_s"],
-        **attributes(chip, "link_kind", "link_bytes_per_s", "power_w", "aliases"),
+        **attributes(gpu, "id", "name", "vendor", "architecture", "sm_count", "dram_bytes", "dram_bytes_per_s"),
+        "tensor_flops_per_s": derived_peaks(gpu)["tensor_flops_per_s"],
+        **attributes(gpu, "link_kind", "link_bytes_per_s", "power_w", "aliases"),
     }
 
 
@@ -201,41 +202,41 @@ def summed_evidence(entries: Sequence[MeasuredConfiguration], by: str) -> list[d
 
 
 def print_evidence(entries: Sequence[MeasuredConfiguration], by: str) -> None:
-    """A line a kind, or summed by op, GPU or stack."""
+    """A line a configuration, or summed by op, GPU or stack."""
     calls = sum(entry.calls for entry in entries)
-    show(f"{len(entries):,} kinds of calls, {calls:,} measured", "")
+    show(f"{len(entries):,} configurations, {calls:,} measured calls", "")
     if by == "kind":
-        heads = ("op", "GPU", "kind", "calls", "off", "inside")
-        show(dense_table(*heads, left=heads[:3], rows=map(_kind, entries)))
+        heads = ("op", "GPU", "configuration", "calls", "error", "inside")
+        show(dense_table(*heads, left=heads[:3], rows=map(_row, entries)))
         if len(entries) <= _IN_FULL:
-            show("", *(f"{entry.op} {entry.gpu} {_words(entry)}: {_ranges(entry)}" for entry in entries))
+            show("", *(f"{entry.op} {entry.gpu} {_configuration_text(entry)}: {_ranges(entry)}" for entry in entries))
     else:
-        names = (by, "kinds", "calls", "off", "worst", "inside", "measured on" if by != "gpu" else "ops")
+        names = (by, "configurations", "calls", "error", "worst", "inside", "measured on" if by != "gpu" else "ops")
         rows = [_summed(line, by) for line in summed_evidence(entries, by)]
         show(dense_table(*names, left=(by, names[-1]), rows=rows))
-    show("\noff: mean error on calls of shapes that no fit saw, worst: of a kind; inside: share in the 80% interval")
+    show("\nerror: mean error on held-out calls, worst: of a configuration; inside: share in the 80% interval")
 
 
-def _words(entry: MeasuredConfiguration) -> str:
+def _configuration_text(entry: MeasuredConfiguration) -> str:
     order = [*_ORDER, *(name for name in entry.configuration if name not in _ORDER)]
-    told = {name: entry.configuration.get(name) for name in order}
-    told["paged"] = "paged" if told["paged"] == "yes" else None
-    told["kv_dtype"] = f"kv {told['kv_dtype']}" if told["kv_dtype"] not in (None, told["dtype"]) else None
-    return " ".join(str(word) for word in told.values() if word not in _USUAL)
+    values = {name: entry.configuration.get(name) for name in order}
+    values["paged"] = "paged" if values["paged"] == "yes" else None
+    values["kv_dtype"] = f"kv {values['kv_dtype']}" if values["kv_dtype"] not in (None, values["dtype"]) else None
+    return " ".join(str(value) for value in values.values() if value not in _USUAL)
 
 
 def _ranges(entry: MeasuredConfiguration) -> str:
     """'m 1 to 65,536, n 128 to 8,192, k 4,096'."""
-    told = []
+    ranges = []
     for name, (low, high) in entry.ranges.items():
         low_text, high_text = (f"{value:,.0f}" if value == int(value) else digits(value) for value in (low, high))
-        told.append(f"{name} {low_text}" + (f" to {high_text}" if high > low else ""))
-    return ", ".join(told)
+        ranges.append(f"{name} {low_text}" + (f" to {high_text}" if high > low else ""))
+    return ", ".join(ranges)
 
 
-def _kind(entry: MeasuredConfiguration) -> tuple[str, ...]:
-    words = cut(_words(entry), _LINE_WORDS)
-    return entry.op, entry.gpu, words, f"{entry.calls:,}", *_scores(entry.error, entry.inside)
+def _row(entry: MeasuredConfiguration) -> tuple[str, ...]:
+    configuration = truncate(_configuration_text(entry), _CONFIGURATION_WIDTH)
+    return entry.op, entry.gpu, configuration, f"{entry.calls:,}", *_scores(entry.error, entry.inside)
 
 
 def _summed(line: dict[str, Any], by: str) -> tuple[str, ...]:
@@ -251,35 +252,37 @@ def _scores(error: float | None, inside: float | None) -> tuple[str, str]:
 
 
 def runs_fields(
-    place: str | None, stacks: Sequence[str], ops: Sequence[str], entries: Sequence[MeasuredConfiguration]
+    name: str | None, stacks: Sequence[str], ops: Sequence[str], entries: Sequence[MeasuredConfiguration]
 ) -> list[dict[str, Any]]:
     """The entries that hold on a GPU (None: all of the file), each with the calls measured there by backend."""
-    chip = gpu(place) if place else None
-    lines = kernel_choice_rows(chip, stacks, ops)
-    return [{**line, "gpu": chip.id, "measured": measured(line, chip.id, entries)} if chip else line for line in lines]
+    target = find_gpu(name) if name else None
+    lines = kernel_choice_rows(target, stacks, ops)
+    return [
+        {**line, "gpu": target.id, "measured": measured(line, target.id, entries)} if target else line for line in lines
+    ]
 
 
-def measured(line: Mapping[str, Any], place: str, entries: Sequence[MeasuredConfiguration]) -> dict[str, int]:
+def measured(line: Mapping[str, Any], gpu_id: str, entries: Sequence[MeasuredConfiguration]) -> dict[str, int]:
     """Calls on this GPU by backend, of the stack, op and formats of an entry; the most first."""
-    found: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     for entry in entries:
-        same = entry.op == line["op"] and entry.gpu == place and entry.configuration.get("backend")
+        same = entry.op == line["op"] and entry.gpu == gpu_id and entry.configuration.get("backend")
         if same and all(line[name] in ("*", entry.configuration.get(name)) for name in ("stack", "dtype", "kv_dtype")):
-            found[str(entry.configuration["backend"])] += entry.calls
-    return dict(found.most_common())
+            calls[str(entry.configuration["backend"])] += entry.calls
+    return dict(calls.most_common())
 
 
 def print_runs(lines: Sequence[Mapping[str, Any]]) -> None:
     """A table a GPU, or of the whole file, a line an entry; then the sources."""
     sources = list(dict.fromkeys(source for line in lines for source in line["sources"]))
-    places = dict.fromkeys(line.get("gpu") for line in lines)
-    for place in places:
-        chip = gpu(place) if place else None
-        if chip:
-            told = "inherited" if chip.path_inherited else f"compute capability {chip.compute_capability}"
-            show(f"{chip.name} ({chip.id}): {chip.instruction_path}, {told}", "")
-        heads = ("stack", "op", "format", "kernel", "backend", *(("how", "measured") if chip else ("on",)), "from")
-        rows = [_line(line, sources) for line in lines if line.get("gpu") == place]
+    names = dict.fromkeys(line.get("gpu") for line in lines)
+    for name in names:
+        target = find_gpu(name) if name else None
+        if target:
+            origin = "inherited" if target.path_inherited else f"compute capability {target.compute_capability}"
+            show(f"{target.name} ({target.id}): {target.instruction_path}, {origin}", "")
+        heads = ("stack", "op", "format", "kernel", "backend", *(("how", "measured") if target else ("on",)), "from")
+        rows = [_line(line, sources) for line in lines if line.get("gpu") == name]
         show(dense_table(*heads, left=heads, rows=rows), "")
     show(*(f"[{at}] {source}" for at, source in enumerate(sources, start=1)))
 
@@ -287,7 +290,13 @@ def print_runs(lines: Sequence[Mapping[str, Any]]) -> None:
 def _line(line: Mapping[str, Any], sources: Sequence[str]) -> tuple[str, ...]:
     named = {name: "any" if line[name] == "*" else str(line[name]) for name in ("stack", "dtype", "on")}
     kv = "" if line["kv_dtype"] == "*" else f", kv {line['kv_dtype']}"
-    cells = (named["stack"], cut(line["op"], _OP_WIDTH), named["dtype"] + kv, line["family"], line["backend"] or "—")
+    cells = (
+        named["stack"],
+        truncate(line["op"], _OP_WIDTH),
+        named["dtype"] + kv,
+        line["family"],
+        line["backend"] or "—",
+    )
     where = (line["how"], _backends(line["measured"])) if "gpu" in line else (named["on"],)
     return *cells, *where, ",".join(str(sources.index(source) + 1) for source in line["sources"])
 

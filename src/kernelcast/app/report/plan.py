@@ -13,16 +13,17 @@ from rich.text import Text
 from kernelcast.app.report.json import attributes, plain
 from kernelcast.app.report.plot import picture, plain_numbers
 from kernelcast.app.report.text import (
-    cut,
     dense_table,
     digits,
     evidence_lines,
     interval_text,
     percent,
+    parallel_sizes,
     plain_table,
     show,
     show_command,
     time_text,
+    truncate,
 )
 from kernelcast.search.goals import Goal
 from kernelcast.search.plan.commands import commands
@@ -41,29 +42,27 @@ _ENGINE_WIDTH = 34  # of a row of the front
 _LEFT_OUT = 6  # GPUs without a price that are named
 
 
-# ---- in words ----
+# ---- as text ----
 def engine_text(setting: ServiceCandidate) -> str:
     """'vLLM fp8, 2 x tp 4': what runs, without the GPU's name."""
-    place = setting.engine.deployment
+    deployment = setting.engine.deployment
     if setting.prefill is None:
-        return f"{place.stack.name} {place.precision.label}, {setting.replicas} x {cut_text(setting.engine)}"
-    prefill = f"{setting.prefill_replicas} x {cut_text(setting.prefill)} prefill"
-    return (f"{place.stack.name} {place.precision.label}, {prefill}, "
-            f"{setting.replicas} x {cut_text(setting.engine)} decode")  # fmt: skip
+        return f"{deployment.stack.name} {deployment.precision.label}, {setting.replicas} x {layout_sizes(setting.engine)}"
+    prefill = f"{setting.prefill_replicas} x {layout_sizes(setting.prefill)} prefill"
+    return (f"{deployment.stack.name} {deployment.precision.label}, {prefill}, "
+            f"{setting.replicas} x {layout_sizes(setting.engine)} decode")  # fmt: skip
 
 
 def short_text(setting: ServiceCandidate) -> str:
-    """The same for a table: 'vllm fp8, 4 x tp 1 + 1 x tp 4', those that read first."""
-    place = setting.engine.deployment
-    readers = f"{setting.prefill_replicas} x {cut_text(setting.prefill)} + " if setting.prefill else ""
-    return cut(f"{place.stack.id} {place.precision.label}, {readers}{setting.replicas} x {cut_text(setting.engine)}",
+    """The same for a table: 'vllm fp8, 4 x tp 1 + 1 x tp 4', prefill engines first."""
+    deployment = setting.engine.deployment
+    readers = f"{setting.prefill_replicas} x {layout_sizes(setting.prefill)} + " if setting.prefill else ""
+    return truncate(f"{deployment.stack.id} {deployment.precision.label}, {readers}{setting.replicas} x {layout_sizes(setting.engine)}",
                _ENGINE_WIDTH)  # fmt: skip
 
 
-def cut_text(place: EngineOption) -> str:
-    layout = place.deployment.layout
-    cuts = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep") if getattr(layout, name) > 1]
-    return " ".join(cuts) or "tp 1"
+def layout_sizes(candidate: EngineOption) -> str:
+    return " ".join(parallel_sizes(candidate.deployment.layout)) or "tp 1"
 
 
 def limits_text(setting: ServiceCandidate) -> str:
@@ -77,7 +76,7 @@ def gpus_text(setting: ServiceCandidate) -> str:
 
 def load_text(load: Load) -> str:
     if load.max_concurrency:
-        rate = f"{load.max_concurrency:,} requests under way"
+        rate = f"{load.max_concurrency:,} concurrent requests"
     else:
         finite = math.isfinite(load.request_rate)
         rate = f"{digits(load.request_rate, 3)} requests/s" if finite else "requests all at once"
@@ -101,24 +100,24 @@ def sureness(trial: SimulatedService) -> str:
     return f"meets the goals at the likely time only: at the slow end {late.name} is {slow}"
 
 
-def growth_text(found: Headroom) -> str:
-    unit = "requests under way" if found.closed else "requests/s"
-    what = f"{found.goal.name} breaks" if found.goal else "the queue grows"
-    return (f"holds up to {digits(found.holds, 3)} {unit}; at {digits(found.breaks, 3)} {what}: "
-            f"{_BINDS.get(found.binds, found.binds)}")  # fmt: skip
+def growth_text(growth: Headroom) -> str:
+    unit = "concurrent requests" if growth.closed else "requests/s"
+    what = f"{growth.goal.name} breaks" if growth.goal else "the queue grows"
+    return (f"holds up to {digits(growth.holds, 3)} {unit}; at {digits(growth.breaks, 3)} {what}: "
+            f"{_BINDS.get(growth.binds, growth.binds)}")  # fmt: skip
 
 
-def verdict(found: Plan) -> str:
+def verdict(plan: Plan) -> str:
     """The answer in one sentence."""
-    if found.choice is not None:
-        setting = found.choice.candidate
-        so_far = "" if found.complete else " so far (interrupted)"
-        return f"cheapest{so_far}: {gpus_text(setting)}, {setting.usd_per_hour:.2f} USD/h; {sureness(found.choice)}"
-    if not found.complete:
+    if plan.choice is not None:
+        setting = plan.choice.candidate
+        so_far = "" if plan.complete else " so far (interrupted)"
+        return f"cheapest{so_far}: {gpus_text(setting)}, {setting.usd_per_hour:.2f} USD/h; {sureness(plan.choice)}"
+    if not plan.complete:
         return "interrupted before any setting met the goals"
-    most, within = found.best_effort, f"no setting within {found.space.max_gpus} GPUs"
+    most, within = plan.best_effort, f"no setting within {plan.space.max_gpus} GPUs"
     if most is None or most.nearest is None:
-        return f"{within} holds {found.model.name}: its weights do not fit, or no GPU here has the format"
+        return f"{within} holds {plan.model.name}: its weights do not fit, or no GPU here has the format"
     where = f"{gpus_text(most.nearest.candidate)} ({engine_text(most.nearest.candidate)})"
     if most.rate:
         return f"{within} holds this: at most {digits(most.rate, 3)} requests/s on {where}: {most.binds} binds"
@@ -128,33 +127,33 @@ def verdict(found: Plan) -> str:
             f"{where}, and the goal is {time_text(goal.limit_ms / 1e3)}")  # fmt: skip
 
 
-def print_plan(found: Plan, hub_name: str, unpriced: list[str]) -> None:
+def print_plan(plan: Plan, hub_name: str, unpriced: list[str]) -> None:
     """The choice first, then how surely, where it breaks, what else there is, and how to start it."""
-    end = ", at the slow end of the forecast" if found.sure else ""
-    show(Text.assemble((found.model.name, "bold cyan"), f"  {load_text(found.load)}"))
-    show(f"goals      {goals_text(found.goals)}{end}", "")
-    if found.choice is None:
-        show(Text(verdict(found), "bold"))
+    end = ", at the slow end of the forecast" if plan.sure else ""
+    show(Text.assemble((plan.model.name, "bold cyan"), f"  {load_text(plan.load)}"))
+    show(f"goals      {goals_text(plan.goals)}{end}", "")
+    if plan.choice is None:
+        show(Text(verdict(plan), "bold"))
     else:
-        _print_choice(found, found.choice)
-    if found.front:
-        show("", *_front(found))
-    if found.choice is not None:
+        _print_choice(plan, plan.choice)
+    if plan.front:
+        show("", *_front(plan))
+    if plan.choice is not None:
         show("", "start it")
-        for line in commands(found.choice.candidate, hub_name):
+        for line in commands(plan.choice.candidate, hub_name):
             show_command(line)
-    show("", *_searched(found), _unpriced(unpriced))
+    show("", *_searched(plan), _unpriced(unpriced))
 
 
-def _print_choice(found: Plan, choice: SimulatedService) -> None:
+def _print_choice(plan: Plan, choice: SimulatedService) -> None:
     setting = choice.candidate
     name = setting.engine.deployment.gpu.name
-    so_far = "" if found.complete else " so far (interrupted)"
+    so_far = "" if plan.complete else " so far (interrupted)"
     show(Text.assemble((f"cheapest{so_far}   ", ""), (f"{setting.gpus} x {name}", "bold"), "   ",
                        (f"{setting.usd_per_hour:.2f} USD/h", "bold green"),
                        f"   {digits(choice.usd_per_million, 3)} USD per million tokens out"),
          f"           {engine_text(setting)}; {limits_text(setting)}", f"           {sureness(choice)}")  # fmt: skip
-    surer = next((trial for trial in found.front if trial.sure), None)
+    surer = next((trial for trial in plan.front if trial.sure), None)
     if choice.sure is False and surer is not None:
         show(f"surer      {gpus_text(surer.candidate)}, {surer.usd_per_hour:.2f} USD/h, meets them at the slow end too "
              "(--sure looks for the cheapest that does)")  # fmt: skip
@@ -165,17 +164,17 @@ def _print_choice(found: Plan, choice: SimulatedService) -> None:
             interval = interval_text(choice.simulation.low[goal.key] / 1e3, choice.simulation.high[goal.key] / 1e3)
         rows.append((goal.name, time_text(goal.limit_ms / 1e3), time_text(value / 1e3), interval))
     show("", plain_table("", "goal", "time", "80% interval", right=("goal", "time"), rows=rows), "")
-    if found.headroom is not None:
-        show(f"more load  {growth_text(found.headroom)}")
+    if plan.headroom is not None:
+        show(f"more load  {growth_text(plan.headroom)}")
 
 
-def _front(found: Plan) -> list[Any]:
-    names = [goal.name for goal in found.goals]
+def _front(plan: Plan) -> list[Any]:
+    names = [goal.name for goal in plan.goals]
     rows = []
-    for trial in found.front:
-        times = [time_text(trial.simulation.metrics.get(goal.key, 0.0) / 1e3) for goal in found.goals]
+    for trial in plan.front:
+        times = [time_text(trial.simulation.metrics.get(goal.key, 0.0) / 1e3) for goal in plan.goals]
         verdict = (
-            "the choice" if trial is found.choice else "surely" if trial.sure else "likely" if trial.meets else "misses"
+            "the choice" if trial is plan.choice else "surely" if trial.sure else "likely" if trial.meets else "misses"
         )
         rows.append((f"{trial.usd_per_hour:.2f}", gpus_text(trial.candidate), short_text(trial.candidate), *times,
                      percent(trial.share), verdict))  # fmt: skip
@@ -184,16 +183,16 @@ def _front(found: Plan) -> list[Any]:
             dense_table(*heads, left=("GPUs", "engine", "meets"), rows=rows)]  # fmt: skip
 
 
-def _searched(found: Plan) -> list[str]:
-    counts = sorted(found.discarded.items(), key=lambda item: -item[1])
-    told = "; ".join(f"{count:,} {why}" for why, count in counts)
-    lines = [f"searched   {found.settings:,} settings, {found.runs:,} simulations, {found.seconds:.0f} s: {told}"]
-    trial = found.choice
+def _searched(plan: Plan) -> list[str]:
+    counts = sorted(plan.discarded.items(), key=lambda item: -item[1])
+    counted = "; ".join(f"{count:,} {why}" for why, count in counts)
+    lines = [f"searched   {plan.settings:,} settings, {plan.runs:,} simulations, {plan.seconds:.0f} s: {counted}"]
+    trial = plan.choice
     if trial is not None:
-        place = trial.candidate.engine
-        when = f", {place.price.date}" if place.price.date else ""
-        lines.append(f"price      {place.deployment.gpu.id} {place.price.usd_per_hour:.2f} USD a GPU-hour{when}, "
-                     f"{place.price.source}")  # fmt: skip
+        candidate = trial.candidate.engine
+        when = f", {candidate.price.date}" if candidate.price.date else ""
+        lines.append(f"price      {candidate.deployment.gpu.id} {candidate.price.usd_per_hour:.2f} USD a GPU-hour{when}, "
+                     f"{candidate.price.source}")  # fmt: skip
         if trial.simulation.rests_on is not None:
             lines += evidence_lines(trial.simulation.rests_on)
     return lines
@@ -207,38 +206,38 @@ def _unpriced(names: list[str]) -> str:
 
 
 # ---- as JSON ----
-def fields(found: Plan, hub_name: str, unpriced: list[str]) -> dict[str, Any]:
-    choice, growth, most = found.choice, found.headroom, found.best_effort
-    told: dict[str, Any] = {
-        "model": found.model.name,
-        "goals": [{"key": goal.key, "limit_ms": goal.limit_ms} for goal in found.goals],
-        "load": {"request_rate": found.load.request_rate, "max_concurrency": found.load.max_concurrency,
-                 "num_prompts": len(found.load), "input_tokens": float(found.load.inputs.mean()),
-                 "output_tokens": float(found.load.outputs.mean())},
-        "answer": verdict(found),
-        "complete": found.complete,
+def fields(plan: Plan, hub_name: str, unpriced: list[str]) -> dict[str, Any]:
+    choice, growth, most = plan.choice, plan.headroom, plan.best_effort
+    values: dict[str, Any] = {
+        "model": plan.model.name,
+        "goals": [{"key": goal.key, "limit_ms": goal.limit_ms} for goal in plan.goals],
+        "load": {"request_rate": plan.load.request_rate, "max_concurrency": plan.load.max_concurrency,
+                 "num_prompts": len(plan.load), "input_tokens": float(plan.load.inputs.mean()),
+                 "output_tokens": float(plan.load.outputs.mean())},
+        "answer": verdict(plan),
+        "complete": plan.complete,
         "choice": _trial(choice) if choice else None,
         "commands": commands(choice.candidate, hub_name) if choice else [],
-        "front": [_trial(trial) for trial in found.front],
+        "front": [_trial(trial) for trial in plan.front],
         "growth": {"holds": growth.holds, "breaks": growth.breaks, "unit": "requests under way" if growth.closed else
                    "requests/s", "goal": growth.goal.key if growth.goal else None, "binds": growth.binds,
                    "text": growth_text(growth)} if growth else None,
         "most": {"request_rate": most.rate, "binds": most.binds,
                  "setting": _trial(most.nearest) if most.nearest else None} if most else None,
-        "searched": {"settings": found.settings, "simulations": found.runs, "seconds": found.seconds,
-                     "max_gpus": found.space.max_gpus, "fell_out": dict(found.discarded)},
-        "prices": {chip.id: attributes(price, "usd_per_hour", "date", "source") for chip, price in found.space.gpus},
+        "searched": {"settings": plan.settings, "simulations": plan.runs, "seconds": plan.seconds,
+                     "max_gpus": plan.space.max_gpus, "fell_out": dict(plan.discarded)},
+        "prices": {gpu.id: attributes(price, "usd_per_hour", "date", "source") for gpu, price in plan.space.gpus},
         "without_price": unpriced,
     }  # fmt: skip
     if choice and choice.simulation.rests_on:
-        told["evidence"] = choice.simulation.rests_on.to_dict()
-    return dict(plain(told))
+        values["evidence"] = choice.simulation.rests_on.to_dict()
+    return dict(plain(values))
 
 
 def _trial(trial: SimulatedService) -> dict[str, Any]:
-    setting, found = trial.candidate, trial.simulation
-    metrics: dict[str, Any] = dict(found.metrics)
-    for ending, values in (("low", found.low), ("high", found.high)):
+    setting, outcome = trial.candidate, trial.simulation
+    metrics: dict[str, Any] = dict(outcome.metrics)
+    for ending, values in (("low", outcome.low), ("high", outcome.high)):
         metrics |= {f"{key}_{ending}": value for key, value in values.items()}
     return {
         "usd_per_hour": setting.usd_per_hour,
@@ -257,8 +256,8 @@ def _trial(trial: SimulatedService) -> dict[str, Any]:
     }
 
 
-def _place(place: EngineOption, replicas: int, limits: Any) -> dict[str, Any]:
-    where = place.deployment
+def _place(candidate: EngineOption, replicas: int, limits: Any) -> dict[str, Any]:
+    where = candidate.deployment
     return {
         "gpu": where.gpu.id,
         "stack": where.stack.id,
@@ -266,43 +265,43 @@ def _place(place: EngineOption, replicas: int, limits: Any) -> dict[str, Any]:
         "layout": attributes(where.layout, "tp", "pp", "dp", "ep"),
         "replicas": replicas,
         **attributes(limits, "max_num_seqs", "max_num_batched_tokens"),
-        "price": attributes(place.price, "usd_per_hour", "date", "source"),
+        "price": attributes(candidate.price, "usd_per_hour", "date", "source"),
     }
 
 
 # ---- as a picture ----
-def write_plot(found: Plan, path: Path) -> None:
+def write_plot(plan: Plan, path: Path) -> None:
     """A panel a goal: cost against that latency, all that was run, the front with its intervals, and the goal."""
-    with picture(path, (8.5, 1.0 + 3.4 * len(found.goals)), rows=len(found.goals)) as (figure, panels):
-        for goal, axes in zip(found.goals, panels, strict=True):
-            _panel(found, goal, axes)
+    with picture(path, (8.5, 1.0 + 3.4 * len(plan.goals)), rows=len(plan.goals)) as (figure, panels):
+        for goal, axes in zip(plan.goals, panels, strict=True):
+            _panel(plan, goal, axes)
         panels[-1].set_xlabel("USD per hour")
-        figure.suptitle(f"{found.model.name}, {load_text(found.load)}", fontsize=10)
+        figure.suptitle(f"{plan.model.name}, {load_text(plan.load)}", fontsize=10)
         figure.tight_layout()
 
 
-def _panel(found: Plan, goal: Goal, axes: Any) -> None:
-    cloud = [(point.usd_per_hour, point.metrics[goal.key]) for point in found.points if math.isfinite(point.share)]
+def _panel(plan: Plan, goal: Goal, axes: Any) -> None:
+    cloud = [(point.usd_per_hour, point.metrics[goal.key]) for point in plan.points if math.isfinite(point.share)]
     if cloud:
         axes.plot(*np.array(cloud).T, ".", color="#a0aec0", ms=4, label="simulated", zorder=1)
-    if found.front:
-        cost = [trial.usd_per_hour for trial in found.front]
-        time_ms = [trial.simulation.metrics.get(goal.key, 0.0) for trial in found.front]
-        ends = [_around(trial, goal) for trial in found.front]
+    if plan.front:
+        cost = [trial.usd_per_hour for trial in plan.front]
+        time_ms = [trial.simulation.metrics.get(goal.key, 0.0) for trial in plan.front]
+        ends = [_around(trial, goal) for trial in plan.front]
         axes.errorbar(cost, time_ms, yerr=np.array(ends).T, fmt="o-", color="#2b6cb0", ms=5, lw=1, capsize=3,
                       label="front, 80% interval", zorder=2)  # fmt: skip
-        for at, (trial, x, y) in enumerate(zip(found.front, cost, time_ms, strict=True)):
+        for at, (trial, x, y) in enumerate(zip(plan.front, cost, time_ms, strict=True)):
             below = -11 if at % 2 else 6  # names of neighbours do not meet
             axes.annotate(gpus_text(trial.candidate), (x, y), textcoords="offset points", xytext=(5, below), fontsize=7)
-    if found.choice is not None:
-        value = found.choice.simulation.metrics.get(goal.key, 0.0)
-        axes.plot([found.choice.usd_per_hour], [value], "*", color="#c05621", ms=15, label="the choice", zorder=3)
+    if plan.choice is not None:
+        value = plan.choice.simulation.metrics.get(goal.key, 0.0)
+        axes.plot([plan.choice.usd_per_hour], [value], "*", color="#c05621", ms=15, label="the choice", zorder=3)
     axes.axhline(goal.limit_ms, color="#c53030", lw=1, ls="--", label="goal")
     axes.set_yscale("log")
     axes.set_xscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         plain_numbers(axis)
-    shown = [trial.simulation.metrics.get(goal.key, 0.0) for trial in found.front] + [goal.limit_ms]
+    shown = [trial.simulation.metrics.get(goal.key, 0.0) for trial in plan.front] + [goal.limit_ms]
     axes.set_ylim(min(shown) / 2, max(shown) * 4)
     axes.set_ylabel(f"{goal.name}, ms")
     axes.spines[["top", "right"]].set_visible(False)

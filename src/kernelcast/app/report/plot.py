@@ -34,8 +34,8 @@ def check_picture(path: Path) -> None:
 
     known = FigureCanvasBase.get_supported_filetypes()
     if _format(path) not in known:
-        told = f"Format {_format(path)!r} is not supported (supported formats: {', '.join(sorted(known))})"
-        raise KernelcastError(f"--plot {path}: {told}")
+        problem = f"Format {_format(path)!r} is not supported (supported formats: {', '.join(sorted(known))})"
+        raise KernelcastError(f"--plot {path}: {problem}")
 
 
 def _format(path: Path) -> str:
@@ -73,19 +73,19 @@ def plain_numbers(axis: Any) -> None:
     axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
 
 
-def write_timeline(found: Timeline, path: Path) -> None:
+def write_timeline(timeline: Timeline, path: Path) -> None:
     """A process a place, a row a lane; microseconds."""
-    places = list(dict.fromkeys(lane.process for lane in found.lanes))
+    processes = list(dict.fromkeys(lane.process for lane in timeline.lanes))
     events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}} for pid, name in enumerate(places)
+        {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}} for pid, name in enumerate(processes)
     ]
-    for tid, lane in enumerate(found.lanes):
-        at = {"pid": places.index(lane.process), "tid": tid}
+    for tid, lane in enumerate(timeline.lanes):
+        at = {"pid": processes.index(lane.process), "tid": tid}
         events.append({"ph": "M", **at, "name": "thread_name", "args": {"name": lane.name}})
         events += [
-            {"ph": "X", **at, "name": one.name, "cat": one.part, "ts": round(one.start_s * 1e6, 3),
-             "dur": round(one.time_s * 1e6, 3), "args": dict(one.details)}
-            for one in lane.events[:_MOST_EVENTS]
+            {"ph": "X", **at, "name": event.name, "cat": event.part, "ts": round(event.start_s * 1e6, 3),
+             "dur": round(event.time_s * 1e6, 3), "args": dict(event.details)}
+            for event in lane.events[:_MOST_EVENTS]
         ]  # fmt: skip
     with complete(path) as part:
         part.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from kernelcast.app.report.plot import picture
-from kernelcast.app.report.simulate import head, place_fields
+from kernelcast.app.report.simulate import head, pool_fields
 from kernelcast.app.report.text import console, digits, evidence_lines, percent, plain_table, show, time_text
 from kernelcast.ops.work import Array
 from kernelcast.serving.calibrate import CalibratedServer
@@ -23,33 +23,33 @@ _NAMES = {"ttft": "to first token", "tpot": "per token", "itl": "between tokens"
           "request_throughput": "requests/s", "output_throughput": "tokens/s out", "total_token_throughput":
           "tokens/s, all"}  # fmt: skip
 _TERMS = {
-    "request_s": "a request on its way in",
+    "request_s": "each request, before the engine",
     "front_s": "front end, for each request",
     "token_s": "front end, for each prompt token",
     "step_s": "host, for each step",
     "sequence_s": "host, for each sequence of a step",
-    "prompt_factor": "reading prompts, over its forecast",
-    "decode_factor": "decoding, over its forecast",
+    "prompt_factor": "prefill, over its forecast",
+    "decode_factor": "decode, over its forecast",
 }
 _MEASURED, _BEFORE, _AFTER = "#1a202c", "#c05621", "#2b6cb0"
 
 
-def fields(found: Replay, before: Replay | None = None, fitted: CalibratedServer | None = None) -> dict[str, Any]:
+def fields(replay: Replay, before: Replay | None = None, fitted: CalibratedServer | None = None) -> dict[str, Any]:
     """Figures by vLLM's names, each measured and predicted; with what was fitted, where something was."""
-    bench = found.bench
-    told: dict[str, Any] = {
+    bench = replay.bench
+    values: dict[str, Any] = {
         "bench": {"file": str(bench.path), "kind": bench.kind, "exact": bench.exact, "requests": len(bench.load),
                   "server": dict(bench.server)},
-        "gpus": found.service.gpus,
-        **place_fields(found.service.pool),
-        "prefill": place_fields(found.service.prefill) if found.service.prefill else None,
-        "assumed": list(found.assumed),
-        **_part_fields(found.whole, before.whole if before else None),
-        "parts": [_part_fields(part, before.parts[at] if before else None) for at, part in enumerate(found.parts)],
-        "evidence": found.runs.rests_on.to_dict(),
+        "gpus": replay.service.gpus,
+        **pool_fields(replay.service.pool),
+        "prefill": pool_fields(replay.service.prefill) if replay.service.prefill else None,
+        "assumed": list(replay.assumed),
+        **_part_fields(replay.whole, before.whole if before else None),
+        "parts": [_part_fields(part, before.parts[at] if before else None) for at, part in enumerate(replay.parts)],
+        "evidence": replay.runs.rests_on.to_dict(),
     }  # fmt: skip
     if fitted:
-        told["calibration"] = {
+        values["calibration"] = {
             "on": fitted.part.name,
             "requests": int(fitted.part.rows.sum()),
             "by_request": fitted.by_request,
@@ -59,50 +59,50 @@ def fields(found: Replay, before: Replay | None = None, fitted: CalibratedServer
             "before": {name: getattr(fitted.before, name) for name in (*OVERHEADS, SPREAD)},
             "terms": {name: getattr(fitted.stack, name) for name in (*OVERHEADS, SPREAD)},
         }
-    return told
+    return values
 
 
 def _part_fields(part: ReplayPart, before: ReplayPart | None) -> dict[str, Any]:
     figures = {}
     for figure in part.figures:
-        told: dict[str, Any] = {"measured": figure.measured, "predicted": figure.predicted, "error": figure.error}
+        values: dict[str, Any] = {"measured": figure.measured, "predicted": figure.predicted, "error": figure.error}
         if figure.inside is not None:
-            told |= {"low": figure.low, "high": figure.high, "inside": figure.inside}
+            values |= {"low": figure.low, "high": figure.high, "inside": figure.inside}
         if before:
-            told |= {"uncalibrated": before[figure.name].predicted, "uncalibrated_error": before[figure.name].error}
-        figures[figure.name] = told
+            values |= {"uncalibrated": before[figure.name].predicted, "uncalibrated_error": before[figure.name].error}
+        figures[figure.name] = values
     return {"name": part.name, "requests": part.requests, "figures": figures}
 
 
-def print_replay(found: Replay, before: Replay | None = None, fitted: CalibratedServer | None = None) -> None:
+def print_replay(replay: Replay, before: Replay | None = None, fitted: CalibratedServer | None = None) -> None:
     """What the benchmark was, predicted beside measured, what was fitted, and what was assumed."""
-    bench, load = found.bench, found.bench.load
-    show(head(found.service))
+    bench, load = replay.bench, replay.bench.load
+    show(head(replay.service))
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
-    loop = f", at most {load.max_concurrency:,} under way" if load.max_concurrency else ""
-    show(f"{bench.path.name} ({_kind(bench)}): {len(load):,} requests, {rate}{loop};"
+    loop = f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
+    show(f"{bench.path.name} ({_format(bench)}): {len(load):,} requests, {rate}{loop};"
          f" {load.inputs.mean():,.0f} tokens in, {load.outputs.mean():,.0f} out on average", "")  # fmt: skip
     if fitted:
         _print_fitted(fitted)
-    if found.parts and not found.stages:  # what was fitted on, and the rest
-        for at, part in enumerate(found.parts):
+    if replay.parts and not replay.stages:  # what was fitted on, and the rest
+        for at, part in enumerate(replay.parts):
             _print_part(part, before.parts[at] if before else None)
     else:
-        _print_part(found.whole, before.whole if before else None)
-        _print_stages(found.parts, fitted)
-    for number, line in enumerate(found.assumed):
+        _print_part(replay.whole, before.whole if before else None)
+        _print_stages(replay.parts, fitted)
+    for number, line in enumerate(replay.assumed):
         show(_hung(f"{'assumed' if not number else '':10} {line}"))
-    show(*evidence_lines(found.runs.rests_on))
+    show(*evidence_lines(replay.runs.rests_on))
 
 
 def _hung(line: str) -> str:
-    """Broken where a terminal would, behind the words that lines begin with."""
+    """Broken where a terminal would, after the label."""
     return textwrap.fill(line, console().width, subsequent_indent=" " * 11)
 
 
-def _kind(bench: BenchResult) -> str:
-    told = {"vllm": "vllm bench serve", "sglang": "SGLang bench_serving", "requests": "served requests"}
-    return told.get(bench.kind, bench.kind)
+def _format(bench: BenchResult) -> str:
+    names = {"vllm": "vllm bench serve", "sglang": "SGLang bench_serving", "requests": "served requests"}
+    return names.get(bench.kind, bench.kind)
 
 
 def _print_fitted(fitted: CalibratedServer) -> None:
@@ -188,8 +188,8 @@ def _print_stages(parts: tuple[ReplayPart, ...], fitted: CalibratedServer | None
         first = (f"{part.name}{here}", f"{part.requests:,}")
         figures = {figure.name: figure for figure in part.figures}
         for name in ("ttft", "tpot", "e2el"):
-            told = [figures.get(f"{ending}_{name}_ms") for ending in ("mean", "p90")]
-            cells = [(_text(figure, figure.measured), _error(figure)) if figure else ("", "") for figure in told]
+            pair = [figures.get(f"{ending}_{name}_ms") for ending in ("mean", "p90")]
+            cells = [(_text(figure, figure.measured), _error(figure)) if figure else ("", "") for figure in pair]
             rows.append((*first, _NAMES[name], *cells[0], *cells[1]))
             first = ("", "")
     if rows:
@@ -197,9 +197,9 @@ def _print_stages(parts: tuple[ReplayPart, ...], fitted: CalibratedServer | None
         show(plain_table(*heads, right=("requests", "mean", "p90", "error"), rows=rows), "")
 
 
-def write_plot(found: Replay, path: Path, before: Replay | None = None) -> None:
+def write_plot(replay: Replay, path: Path, before: Replay | None = None) -> None:
     """How latencies are spread, measured and predicted; and, request by request, over time."""
-    bench, served = found.bench, found.runs.served
+    bench, served = replay.bench, replay.runs.served
     compared = bench.exact and bench.e2el_s is not None
     with picture(path, (8.0, 10.0 if compared else 7.0), rows=3 if compared else 2) as (figure, axes):
         for axis, name in zip(axes, ("ttft", "tpot"), strict=False):
@@ -212,16 +212,18 @@ def write_plot(found: Replay, path: Path, before: Replay | None = None) -> None:
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(alpha=0.2)
         axes[0].legend(loc="lower right", frameon=False)
-        place = found.service.pool.deployment
-        figure.suptitle(f"{place.model.name} on {found.service.gpus} x {place.gpu.name}, {place.stack.name}")
+        deployment = replay.service.pool.deployment
+        figure.suptitle(
+            f"{deployment.model.name} on {replay.service.gpus} x {deployment.gpu.name}, {deployment.stack.name}"
+        )
         figure.tight_layout()
 
 
 def _draw_spread(axis: Any, name: str, bench: BenchResult, served: Mapping[str, RequestTimes],
                  before: Mapping[str, RequestTimes] | None) -> None:  # fmt: skip
-    told = _measured(bench).get(name)
-    if told is not None:
-        axis.plot(*_shares(told), color=_MEASURED, lw=2, label="measured")
+    times_ms = _measured(bench).get(name)
+    if times_ms is not None:
+        axis.plot(*_shares(times_ms), color=_MEASURED, lw=2, label="measured")
     else:
         points = [(value, p) for p in (50, 90, 95, 99) if (value := named(bench.metrics, f"p{p}_{name}_ms"))]
         axis.plot(*zip(*points, strict=True), "o", color=_MEASURED, label="measured") if points else None
@@ -245,13 +247,13 @@ def _draw_times(axis: Any, bench: BenchResult, served: RequestTimes, before: Req
 
 def _measured(bench: BenchResult) -> dict[str, Array]:
     """Milliseconds of each request, where the file has them."""
-    found: dict[str, Array] = {}
+    times_ms: dict[str, Array] = {}
     if bench.ttft_s is not None:
-        found["ttft"] = bench.ttft_s * 1e3
+        times_ms["ttft"] = bench.ttft_s * 1e3
         if bench.e2el_s is not None:
             several = bench.load.outputs > 1
-            found["tpot"] = (bench.e2el_s - bench.ttft_s)[several] / (bench.load.outputs[several] - 1) * 1e3
-    return found
+            times_ms["tpot"] = (bench.e2el_s - bench.ttft_s)[several] / (bench.load.outputs[several] - 1) * 1e3
+    return times_ms
 
 
 def _times(served: RequestTimes, name: str) -> Array:

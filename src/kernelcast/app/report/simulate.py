@@ -12,6 +12,7 @@ from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
     digits,
     evidence_lines,
+    parallel_sizes,
     percent,
     show,
     support_text,
@@ -30,132 +31,134 @@ _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "i
 _POINTS = 4000  # that a picture draws of a run
 
 
-def fields(found: Simulation) -> dict[str, Any]:
+def fields(simulation: Simulation) -> dict[str, Any]:
     """vLLM's keys, each with its interval, and what is known beside them."""
-    told: dict[str, Any] = dict(found.metrics)
-    for ending, values in (("low", found.low), ("high", found.high)):
-        told |= {f"{key}_{ending}": value for key, value in values.items() if key in found.metrics}
-    served, service = found.request_times, found.service
+    record: dict[str, Any] = dict(simulation.metrics)
+    for ending, values in (("low", simulation.low), ("high", simulation.high)):
+        record |= {f"{key}_{ending}": value for key, value in values.items() if key in simulation.metrics}
+    served, service = simulation.request_times, simulation.service
     inputs = int(served.inputs[served.done].sum())
-    told |= {
-        "complete": found.complete,
-        "num_prompts": len(found.load),
+    record |= {
+        "complete": simulation.complete,
+        "num_prompts": len(simulation.load),
         "gpus": service.gpus,
-        **place_fields(service.pool),
-        "prefill": place_fields(service.prefill) if service.prefill else None,
+        **pool_fields(service.pool),
+        "prefill": pool_fields(service.prefill) if service.prefill else None,
         "router": service.router,
         "preemptions": int(served.preempted.sum()),
         "prefix_cache_hit_rate": float(served.cached[served.done].sum() / inputs) if inputs else 0.0,
-        "max_kv_cache_usage": max(found.step_log.kv_use, default=0.0),
-        "engine_busy": found.busy,
-        "saturated": found.saturated,
-        "waited_for": found.step_log.blocked_s,
-        "binding": found.binding,
-        "verdict": verdict(found),
-        "support": _support(found),
-        "evidence": found.rests_on.to_dict() if found.rests_on else None,
-        "predictor": found.predictor,
+        "max_kv_cache_usage": max(simulation.step_log.kv_use, default=0.0),
+        "engine_busy": simulation.busy,
+        "saturated": simulation.saturated,
+        "waited_for": simulation.step_log.blocked_s,
+        "binding": simulation.binding,
+        "verdict": verdict(simulation),
+        "support": _support(simulation),
+        "evidence": simulation.rests_on.to_dict() if simulation.rests_on else None,
+        "predictor": simulation.predictor,
     }
-    if found.load.stages is not None:
-        told["stages"] = [found.stage(number) for number in range(int(found.load.stages.max()) + 1)]
-    return told
+    if simulation.load.stages is not None:
+        record["stages"] = [simulation.stage(number) for number in range(int(simulation.load.stages.max()) + 1)]
+    return record
 
 
-def place_fields(pool: EnginePool) -> dict[str, Any]:
+def pool_fields(pool: EnginePool) -> dict[str, Any]:
     """Where a pool runs and how it schedules."""
-    place, settings = pool.deployment, pool.settings
+    deployment, settings = pool.deployment, pool.settings
     return {
-        "model": place.model.name,
-        "gpu": place.gpu.label,
-        "stack": place.stack.id,
-        "layout": attributes(place.layout, "tp", "pp", "dp", "ep"),
+        "model": deployment.model.name,
+        "gpu": deployment.gpu.label,
+        "stack": deployment.stack.id,
+        "layout": attributes(deployment.layout, "tp", "pp", "dp", "ep"),
         "replicas": pool.replicas,
-        "precision": place.precision.label,
+        "precision": deployment.precision.label,
         "settings": attributes(settings, "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_blocks",
                                "chunked_prefill", "prefix_caching", "async_scheduling", "capacity", "policy"),
         "kv_cache_tokens": settings.kv_tokens,
     }  # fmt: skip
 
 
-def _support(found: Simulation) -> str:
-    levels = found.rests_on.support if found.rests_on else {}
+def _support(simulation: Simulation) -> str:
+    levels = simulation.rests_on.support if simulation.rests_on else {}
     return support_of((share, level) for level, share in levels.items())
 
 
-def verdict(found: Simulation) -> str:
+def verdict(simulation: Simulation) -> str:
     """In one sentence: whether it holds the load, and what binds."""
-    if not found.complete and found.request_times.done.all():
+    if not simulation.complete and simulation.request_times.done.all():
         return "interrupted before both ends of the interval were known: these are the likely times"
-    if not found.complete:
-        return f"interrupted: {int(found.request_times.done.sum()):,} of {len(found.load):,} requests were done"
-    if found.saturated:
-        rate = digits(float(found.metrics["request_throughput"]), 3)
-        what = f": {found.binding} binds" if found.binding else ""
+    if not simulation.complete:
+        return f"interrupted: {int(simulation.request_times.done.sum()):,} of {len(simulation.load):,} requests were done"
+    if simulation.saturated:
+        rate = digits(float(simulation.metrics["request_throughput"]), 3)
+        what = f": {simulation.binding} binds" if simulation.binding else ""
         return f"cannot hold this load: at most {rate} requests/s{what}"
-    waits = found.step_log.blocked_s.get(found.binding, 0.0)
-    if found.binding and waits > 0.01 * found.metrics["duration"]:
-        return f"holds the load; requests waited for {found.binding} {percent(waits / found.metrics['duration'])} of it"
-    return f"holds the load; engines run {percent(found.busy)} of the time"
+    waits = simulation.step_log.blocked_s.get(simulation.binding, 0.0)
+    if simulation.binding and waits > 0.01 * simulation.metrics["duration"]:
+        share = percent(waits / simulation.metrics["duration"])
+        return f"holds the load; requests waited for {simulation.binding} {share} of it"
+    return f"holds the load; engines run {percent(simulation.busy)} of the time"
 
 
-def print_simulation(found: Simulation) -> None:
+def print_simulation(simulation: Simulation) -> None:
     """The verdict and latencies first, then throughput and what limits, then what it rests on."""
-    show(head(found.service))
-    load, served = found.load, found.request_times
+    show(head(simulation.service))
+    load, served = simulation.load, simulation.request_times
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
-    loop = f", at most {load.max_concurrency:,} under way" if load.max_concurrency else ""
+    loop = f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
     lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
-    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", verdict(found), "")
-    show(times_table(_rows(found)), "")
-    for line in _throughput(found):
+    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", verdict(simulation), "")
+    show(times_table(_rows(simulation)), "")
+    for line in _throughput(simulation):
         show(line)
-    if found.load.stages is not None:
-        _print_stages(found)
-    support = _support(found)
-    show(support_text(support, found.predictor) if support in SUPPORT else "", *(
-        evidence_lines(found.rests_on) if found.rests_on else []))  # fmt: skip
+    if simulation.load.stages is not None:
+        _print_stages(simulation)
+    support = _support(simulation)
+    show(support_text(support, simulation.predictor) if support in SUPPORT else "", *(
+        evidence_lines(simulation.rests_on) if simulation.rests_on else []))  # fmt: skip
 
 
 def head(service: Service) -> Any:
     """The first line of an answer: the model, where, and what serves it."""
     pool = service.pool
-    place, layout = pool.deployment, pool.deployment.layout
-    cuts = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep") if getattr(layout, name) > 1]
+    deployment, layout = pool.deployment, pool.deployment.layout
+    sizes = parallel_sizes(layout)
     copies = [f"{pool.replicas} replicas"] if pool.replicas > 1 else []
     if service.prefill:
-        copies = [f"{service.prefill.replicas} to read prompts, {pool.replicas} to decode"]
-    where = f"{service.gpus} x {place.gpu.name}" if service.gpus > 1 else place.gpu.name
-    return title(place.model.name, f"  {place.precision.label}", where,
-                 f"  {', '.join([place.stack.name, *cuts, *copies])}")  # fmt: skip
+        copies = [f"{service.prefill.replicas} prefill, {pool.replicas} decode replicas"]
+    where = f"{service.gpus} x {deployment.gpu.name}" if service.gpus > 1 else deployment.gpu.name
+    return title(deployment.model.name, f"  {deployment.precision.label}", where,
+                 f"  {', '.join([deployment.stack.name, *sizes, *copies])}")  # fmt: skip
 
 
-def _rows(found: Simulation) -> list[tuple[str, str, str, str]]:
+def _rows(simulation: Simulation) -> list[tuple[str, str, str, str]]:
     rows = []
-    for name, told in _LATENCIES.items():
+    for name, label in _LATENCIES.items():
         for ending in ("mean", "p50", "p90", "p99"):
             key = f"{ending}_{name}_ms"
-            if key not in found.metrics:
+            if key not in simulation.metrics:
                 continue
             interval = ""
-            if key in found.low:
-                low, high = (time_text(values[key] / 1e3) for values in (found.low, found.high))
+            if key in simulation.low:
+                low, high = (time_text(values[key] / 1e3) for values in (simulation.low, simulation.high))
                 interval = f"{low} to {high}"
-            rows.append((told if ending == "mean" else "", time_text(found.metrics[key] / 1e3), interval, ending))
+            rows.append((label if ending == "mean" else "", time_text(simulation.metrics[key] / 1e3), interval, ending))
     return rows
 
 
-def _throughput(found: Simulation) -> list[str]:
-    metrics, service = found.metrics, found.service
+def _throughput(simulation: Simulation) -> list[str]:
+    metrics, service = simulation.metrics, simulation.service
     if not metrics.get("completed"):
         return ["throughput no request was done"]
     goodput = f", {digits(metrics['request_goodput'], 3)} within goals" if "request_goodput" in metrics else ""
     each = metrics["output_throughput"] / service.gpus
-    settings, served = service.pool.settings, found.request_times
+    settings, served = service.pool.settings, simulation.request_times
+    used = max(simulation.step_log.kv_use, default=0.0)
     lines = [
         f"throughput {digits(metrics['request_throughput'], 3)} requests/s{goodput}, "
         f"{digits(metrics['output_throughput'], 3)} tokens/s out, {digits(each, 3)} a GPU",
-        f"KV cache   {settings.kv_tokens:,} tokens an engine, up to {percent(max(found.step_log.kv_use, default=0.0))} "
-        f"in use; {served.preempted.sum():,} requests put back",
+        f"KV cache   {settings.kv_tokens:,} tokens an engine, at most {percent(used)} in use; "
+        f"{served.preempted.sum():,} requests preempted",
     ]
     if served.cached.any():
         share = served.cached[served.done].sum() / served.inputs[served.done].sum()
@@ -163,22 +166,22 @@ def _throughput(found: Simulation) -> list[str]:
     return lines
 
 
-def _print_stages(found: Simulation) -> None:
-    assert found.load.stages is not None
-    for number in range(int(found.load.stages.max()) + 1):
-        stage = found.stage(number)
+def _print_stages(simulation: Simulation) -> None:
+    assert simulation.load.stages is not None
+    for number in range(int(simulation.load.stages.max()) + 1):
+        stage = simulation.stage(number)
         if stage.get("completed"):
-            told = ", ".join(f"{name} {time_text(stage[f'mean_{name}_ms'] / 1e3)} (p90 "
+            latencies = ", ".join(f"{name} {time_text(stage[f'mean_{name}_ms'] / 1e3)} (p90 "
                              f"{time_text(stage[f'p90_{name}_ms'] / 1e3)})" for name in ("ttft", "tpot", "e2el")
                              if f"mean_{name}_ms" in stage)  # fmt: skip
-            show(f"stage {number}    {told}")
+            show(f"stage {number}    {latencies}")
 
 
-def write_requests(found: Simulation, path: Path) -> None:
+def write_requests(simulation: Simulation, path: Path) -> None:
     """One row a request: a trace, and a benchmark's result, that `simulate` and `replay` read back."""
     import duckdb
 
-    served, load = found.request_times, found.load
+    served, load = simulation.request_times, simulation.load
     columns: dict[str, Any] = {
         "request_id": np.array(load.ids or [str(at) for at in range(len(load))], dtype=object),
         "arrival_s": served.arrival_s,
@@ -193,12 +196,12 @@ def write_requests(found: Simulation, path: Path) -> None:
     }
     if load.stages is not None:
         columns["stage"] = load.stages
-    kinds = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
+    formats = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
     select = ", ".join(_cell(name, values) for name, values in columns.items())
     with complete(path) as part, duckdb.connect() as connection:
         connection.register("requests", columns)
         connection.execute(f"COPY (SELECT {select} FROM requests) TO '{str(part).replace(chr(39), 2 * chr(39))}' "
-                           f"({kinds[path.suffix]})")  # fmt: skip
+                           f"({formats[path.suffix]})")  # fmt: skip
 
 
 def _cell(name: str, values: Any) -> str:
@@ -208,9 +211,9 @@ def _cell(name: str, values: Any) -> str:
     return quoted(name)
 
 
-def write_plot(found: Simulation, path: Path) -> None:
+def write_plot(simulation: Simulation, path: Path) -> None:
     """Over time: requests that run and wait, the KV cache in use, how long a step takes, and latencies as they were."""
-    notes, served = found.step_log, found.request_times
+    notes, served = simulation.step_log, simulation.request_times
     at = np.array(notes.end_s)
     order = np.argsort(at, kind="stable")
     order = order[:: max(1, len(order) // _POINTS)]
@@ -237,14 +240,16 @@ def write_plot(found: Simulation, path: Path) -> None:
         for axes in (requests, cache, steps, latency):
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.2)
-        place = found.service.pool.deployment
-        figure.suptitle(f"{place.model.name} on {found.service.gpus} x {place.gpu.name}, {place.stack.name}")
+        deployment = simulation.service.pool.deployment
+        figure.suptitle(
+            f"{deployment.model.name} on {simulation.service.gpus} x {deployment.gpu.name}, {deployment.stack.name}"
+        )
         figure.tight_layout()
 
 
-def window(found: Simulation, start_s: float, end_s: float) -> Timeline:
+def window(simulation: Simulation, start_s: float, end_s: float) -> Timeline:
     """The steps of every engine, and the requests, between two moments."""
-    notes, served = found.step_log, found.request_times
+    notes, served = simulation.step_log, simulation.request_times
     lanes = []
     for engine in sorted(set(notes.engine)):
         events = []
@@ -253,15 +258,17 @@ def window(found: Simulation, start_s: float, end_s: float) -> Timeline:
                 continue
             prompts, decoding, count = notes.prompt_tokens[i], notes.decoding[i], notes.steps[i]
             name = f"prompts {prompts:,} + decode {decoding}" if prompts else f"decode {decoding} x {count}"
-            told = {"steps": count, "decoding": decoding, "prompt_tokens": prompts, "waiting": notes.waiting[i],
+            arguments = {"steps": count, "decoding": decoding, "prompt_tokens": prompts, "waiting": notes.waiting[i],
                     "kv_use": round(notes.kv_use[i], 4)}  # fmt: skip
             part = "prompts" if prompts else "decode"
-            events.append(Event(name, notes.start_s[i], notes.end_s[i] - notes.start_s[i], part, told))
+            events.append(Event(name, notes.start_s[i], notes.end_s[i] - notes.start_s[i], part, arguments))
         lanes.append(Lane("engines", f"engine {engine}", tuple(events)))
     inside = np.flatnonzero(served.done & (served.last_token_s >= start_s) & (served.arrival_s <= end_s))
     for at in inside[:500].tolist():
         marks = (served.arrival_s[at], served.scheduled_s[at], served.first_token_s[at], served.last_token_s[at])
         events = [Event(name, float(a), max(0.0, float(b - a)), name)
-                  for name, a, b in zip(("waits", "is read", "decodes"), marks, marks[1:], strict=False)]  # fmt: skip
-        lanes.append(Lane("requests", f"request {found.load.ids[at] if found.load.ids else at}", tuple(events)))
+                  for name, a, b in zip(("queued", "prefill", "decode"), marks, marks[1:], strict=False)]  # fmt: skip
+        lanes.append(
+            Lane("requests", f"request {simulation.load.ids[at] if simulation.load.ids else at}", tuple(events))
+        )
     return Timeline(tuple(lanes))

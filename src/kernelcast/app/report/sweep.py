@@ -17,7 +17,7 @@ from kernelcast.search.sweep.query import Objective, QueryResult
 from kernelcast.search.sweep.run import SweepOutcome
 
 _SHOWN = 50  # rows of a query that a terminal gets
-_WORD_WIDTH = 40  # of a cell of words
+_WORD_WIDTH = 40  # of a cell of text
 _SHORT = {
     "input_len": "in", "output_len": "out", "micro_batches": "micro", "sequence_parallel": "sp",
     "tokens_per_s_per_gpu": "tokens/s/GPU", "tokens_per_s": "tokens/s", "requests_per_s": "requests/s",
@@ -27,30 +27,30 @@ _SHORT = {
 _ALWAYS = ("tokens_per_s_per_gpu", "ttft_s", "tpot_s", "dollars_per_million_tokens")
 
 
-def outcome_fields(found: SweepOutcome, statuses: Mapping[str, int]) -> dict[str, Any]:
+def outcome_fields(outcome: SweepOutcome, statuses: Mapping[str, int]) -> dict[str, Any]:
     return {
-        "folder": str(found.folder),
-        "settings": found.settings,
-        "finished_before": found.before,
-        "seconds": found.seconds,
-        "settings_per_s": found.settings_per_s,
+        "folder": str(outcome.folder),
+        "settings": outcome.settings,
+        "finished_before": outcome.before,
+        "seconds": outcome.seconds,
+        "settings_per_s": outcome.settings_per_s,
         "statuses": dict(statuses),
     }
 
 
-def print_outcome(found: SweepOutcome, statuses: Mapping[str, int]) -> None:
-    told = ", ".join(f"{count:,} {status}" for status, count in statuses.items() if count)
-    rate = f"{time_text(found.seconds)}, {digits(found.settings_per_s)} settings/s"
-    if found.before == found.settings:
+def print_outcome(outcome: SweepOutcome, statuses: Mapping[str, int]) -> None:
+    counts = ", ".join(f"{count:,} {status}" for status, count in statuses.items() if count)
+    rate = f"{time_text(outcome.seconds)}, {digits(outcome.settings_per_s)} settings/s"
+    if outcome.before == outcome.settings:
         rate = "all were there"
-    elif found.before:
-        rate += f", {found.before:,} were there"
-    show(f"{found.settings:,} settings: {told}; {rate}", f"rows in {found.folder}")
+    elif outcome.before:
+        rate += f", {outcome.before:,} were there"
+    show(f"{outcome.settings:,} settings: {counts}; {rate}", f"rows in {outcome.folder}")
 
 
-def print_best(found: QueryResult, title: str, wishes: Sequence[Objective]) -> None:
-    """Rows that run: what they share in a line, what they differ in and what was asked for in columns."""
-    rows = found.fields()
+def print_best(result: QueryResult, title: str, wanted: Sequence[Objective]) -> None:
+    """Rows that run: what they share in a line, what they differ in and the objectives in columns."""
+    rows = result.fields()
     if not rows:
         show("", f"{title}: no row")
         return
@@ -59,12 +59,12 @@ def print_best(found: QueryResult, title: str, wishes: Sequence[Objective]) -> N
     shared = [f"{name} {_cell(name, rows[0][name])}" for name in settings
               if name not in differ and rows[0][name] not in (None, False)
               and (name not in LAYOUT or rows[0][name] != 1) and name not in ("setting", "cached", "skew")]  # fmt: skip
-    asked = [wish.column for wish in wishes]
-    columns = list(dict.fromkeys(["setting", *differ, *asked, *_ALWAYS, "bound_by", "support"]))
-    words = [name for name in columns if name in (*NAMES, "bound_by", "support")]
+    objectives = [objective.column for objective in wanted]
+    columns = list(dict.fromkeys(["setting", *differ, *objectives, *_ALWAYS, "bound_by", "support"]))
+    names = [name for name in columns if name in (*NAMES, "bound_by", "support")]
     table = dense_table(
         *(_SHORT.get(name, name.removesuffix("_s")) for name in columns),
-        left=[_SHORT.get(name, name.removesuffix("_s")) for name in words],
+        left=[_SHORT.get(name, name.removesuffix("_s")) for name in names],
         rows=[[_cell(name, row[name]) for name in columns] for row in rows],
     )
     show("", Text(title, "bold"), *([", ".join(shared)] if shared else []))
@@ -85,24 +85,24 @@ def _cell(name: str, value: Any) -> str:
     return str(value)
 
 
-def print_answer(found: QueryResult) -> None:
+def print_answer(result: QueryResult) -> None:
     """Of a query: at most 50 rows."""
-    rows = [["" if cell is None else _told(cell) for cell in row] for row in found.rows[:_SHOWN]]
-    words = [
-        name for at, name in enumerate(found.names) if any(isinstance(row[at], str) for row in found.rows[:_SHOWN])
+    rows = [["" if cell is None else _cell_text(cell) for cell in row] for row in result.rows[:_SHOWN]]
+    texts = [
+        name for at, name in enumerate(result.names) if any(isinstance(row[at], str) for row in result.rows[:_SHOWN])
     ]
-    _wide(dense_table(*found.names, left=words, rows=rows))
-    if len(found.rows) > _SHOWN:
-        show(f"… {len(found.rows) - _SHOWN:,} rows more: --csv, --json, or a LIMIT")
+    _wide(dense_table(*result.names, left=texts, rows=rows))
+    if len(result.rows) > _SHOWN:
+        show(f"… {len(result.rows) - _SHOWN:,} rows more: --csv, --json, or a LIMIT")
 
 
-def _told(cell: Any) -> str:
+def _cell_text(cell: Any) -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, float):
         return f"{cell:.5g}"
-    told = " ".join(str(cell).split())
-    return told if len(told) <= _WORD_WIDTH else told[: _WORD_WIDTH - 1] + "…"
+    text = " ".join(str(cell).split())
+    return text if len(text) <= _WORD_WIDTH else text[: _WORD_WIDTH - 1] + "…"
 
 
 def _wide(table: Any) -> None:
@@ -114,11 +114,11 @@ def _wide(table: Any) -> None:
         print(line.rstrip())
 
 
-def answer_fields(found: QueryResult) -> list[dict[str, Any]]:
-    return [plain(row) for row in found.fields()]
+def answer_fields(result: QueryResult) -> list[dict[str, Any]]:
+    return [plain(row) for row in result.fields()]
 
 
-def write_csv(found: QueryResult) -> None:
+def write_csv(result: QueryResult) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(found.names)
-    writer.writerows(found.rows)
+    writer.writerow(result.names)
+    writer.writerows(result.rows)

@@ -30,8 +30,8 @@ _taken: ContextVar[list[RenderableType] | None] = ContextVar("taken", default=No
 
 
 @contextmanager
-def taken() -> Iterator[list[RenderableType]]:
-    """What is shown in here is not printed but kept, at the full width: for those who show it in another way."""
+def captured() -> Iterator[list[RenderableType]]:
+    """What is shown in here is not printed but kept, at the full width: to be shown in another way."""
     parts: list[RenderableType] = []
     before = _taken.set(parts)
     try:
@@ -93,9 +93,9 @@ def dense_table(*columns: str, left: Sequence[str], rows: Iterable[Sequence[Rend
     return table
 
 
-def title(name: str, how: str, place: str, more: str = "") -> Text:
+def title(name: str, how: str, where: str, more: str = "") -> Text:
     """The first line of an answer: what it is of, and on which GPU."""
-    return Text.assemble((name, "bold cyan"), how, ("  on  ", "dim"), (place, "bold"), more)
+    return Text.assemble((name, "bold cyan"), how, ("  on  ", "dim"), (where, "bold"), more)
 
 
 def parallel_sizes(layout: Any, gap: str = " ") -> list[str]:
@@ -113,14 +113,14 @@ def support_text(level: str, predictor: str) -> str:
     return f"support    {level} ({SUPPORT[level]}), {predictor}"
 
 
-def evidence_lines(found: EvidenceSummary) -> list[str]:
-    """What a whole rests on, and the words that were changed most."""
-    told = found.changes
-    more = f"; and {len(told) - 2} more" if len(told) > 2 else ""
-    return [f"rests on   {found.text}"] + ([f"answered   {'; '.join(told[:2])}{more}"] if told else [])
+def evidence_lines(evidence: EvidenceSummary) -> list[str]:
+    """The evidence behind a result, and what was substituted most."""
+    changes = evidence.changes
+    more = f"; and {len(changes) - 2} more" if len(changes) > 2 else ""
+    return [f"rests on   {evidence.text}"] + ([f"answered   {'; '.join(changes[:2])}{more}"] if changes else [])
 
 
-def cut(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -143,24 +143,24 @@ def times_table(rows: Iterable[Sequence[str]]) -> Table:
     return plain_table("", "time", "80% interval", "", right=("time",), rows=rows)
 
 
-def breakdown_table(found: Iterable[Share], totals_s: Mapping[str, float], chars: tuple[int, int]) -> Table:
+def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], chars: tuple[int, int]) -> Table:
     """A row a part, the longest first: its time in each phase, and its share of ``totals_s`` as a bar and a number,
     which are ``chars`` wide."""
     parts: dict[str, dict[str, Share]] = {}
-    for share in found:
+    for share in shares:
         parts.setdefault(share.part, {})[share.phase] = share
-    heads = [word for phase in totals_s for word in (phase, "")]
+    heads = [head for phase in totals_s for head in (phase, "")]
     table = plain_table("part", *heads, "bound by", right=tuple(totals_s))
     wide, narrow = chars
-    for part, own in sorted(parts.items(), key=lambda item: -sum(share.time_s for share in item[1].values())):
+    for part, phases in sorted(parts.items(), key=lambda item: -sum(share.time_s for share in item[1].values())):
         cells = [part]
         for phase, total_s in totals_s.items():
-            if phase not in own:
+            if phase not in phases:
                 cells += ["", ""]
                 continue
-            portion = own[phase].time_s / total_s if total_s else 0.0
-            cells += [time_text(own[phase].time_s), f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"]
-        table.add_row(*cells, " / ".join(dict.fromkeys(share.bound_by for share in own.values())))
+            portion = phases[phase].time_s / total_s if total_s else 0.0
+            cells += [time_text(phases[phase].time_s), f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"]
+        table.add_row(*cells, " / ".join(dict.fromkeys(share.bound_by for share in phases.values())))
     return table
 
 
@@ -184,8 +184,8 @@ def short(value: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    unit, word = next(((u, w) for u, w in _TIMES if seconds >= u), _TIMES[-1])
-    return f"{digits(seconds / unit)} {word}"
+    unit, symbol = next(((u, w) for u, w in _TIMES if seconds >= u), _TIMES[-1])
+    return f"{digits(seconds / unit)} {symbol}"
 
 
 def micros(seconds: float) -> str:
@@ -200,8 +200,8 @@ def rate_text(value: float, unit: str) -> str:
 
 def joules_text(value: float) -> str:
     """'3.70 kJ', '0.55 J', '820 µJ'."""
-    unit, word = next(((u, w) for u, w in _JOULES if value >= u), _JOULES[-1])
-    return f"{digits(value / unit, 3)} {word}"
+    unit, symbol = next(((u, w) for u, w in _JOULES if value >= u), _JOULES[-1])
+    return f"{digits(value / unit, 3)} {symbol}"
 
 
 def bytes_text(value: float) -> str:
@@ -246,7 +246,7 @@ def field_text(name: str, value: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A parameter's value; a long list is cut."""
+    """A parameter's value; a long list is shortened."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):

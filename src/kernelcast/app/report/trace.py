@@ -91,7 +91,7 @@ def _one_gpu_fields(step: Step) -> dict[str, Any]:
 
 def _print_one_gpu(step: Step) -> None:
     trace = step.trace
-    how = ", ".join(word for word, on in (("CUDA graph", step.graph), ("compiled", step.compiled)) if on) or "eager"
+    how = ", ".join(mode for mode, on in (("CUDA graph", step.graph), ("compiled", step.compiled)) if on) or "eager"
     show(title(trace.name, f"  {trace.mode}", step.gpu.name, f"  {how}"))
     size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
     kernels = round(sum(kernel.launches for kernel in step.kernels))
@@ -113,8 +113,8 @@ def _launching(step: Step) -> list[str]:
     low, high = step.margins
     takes = f"the host takes {step.margin:.2f} times what the GPU does ({low:.2f} to {high:.2f})"
     if step.launch_bound:
-        told = f"launch-bound: the GPU waits {percent(step.idle_s / step.time_s)} of the time for the host; {takes}"
-        return [told, "a CUDA graph, torch.compile or a larger batch would fill it"]
+        line = f"launch-bound: the GPU waits {percent(step.idle_s / step.time_s)} of the time for the host; {takes}"
+        return [line, "a CUDA graph, torch.compile or a larger batch would fill it"]
     return [f"not launch-bound, but close: {takes}; collect --host measures yours"] if high > 1 else []
 
 
@@ -138,8 +138,8 @@ def built_lines(built: Mapping[str, Any]) -> list[str]:
 
 
 def _times(step: Step) -> list[tuple[str, ...]]:
-    rate, word = (step.trace.tokens, "tokens") if step.trace.tokens else (step.trace.samples, "samples")
-    note = f"{digits(rate / step.time_s)} {word}/s, MFU {percent(step.mfu)}"
+    rate, unit = (step.trace.tokens, "tokens") if step.trace.tokens else (step.trace.samples, "samples")
+    note = f"{digits(rate / step.time_s)} {unit}/s, MFU {percent(step.mfu)}"
     phases = PHASES if step.trace.mode == "training" else ()
     return [
         ("step", time_text(step.time_s), interval_text(step.low_s, step.high_s), note),
@@ -160,8 +160,8 @@ def _memory(step: Step) -> str:
 
 
 # ---- on many GPUs ----
-def _scaled_fields(found: ScaledStep) -> dict[str, Any]:
-    layout, parts = found.layout, found.parts_s
+def _scaled_fields(step: ScaledStep) -> dict[str, Any]:
+    layout, parts = step.layout, step.parts_s
     return {
         "gpus": layout.gpus,
         "plan": attributes(layout, "dp", "tp", "pp", "ep", "zero", "sequence_parallel", "micro_batches")
@@ -169,41 +169,41 @@ def _scaled_fields(found: ScaledStep) -> dict[str, Any]:
         | attributes(layout, "virtual_stages", "bucket_bytes", "overlap", "gpus_per_node", "between_nodes"),
         "mode": "training",
         "kernel_time_s": parts["kernels"] + parts["optimizer"],
-        **{f"{phase}_s": _kernel_s(found, phase) for phase in PHASES},  # of kernels, a GPU
-        "launch_bound": bool(parts["host"] > LAUNCH_BOUND * found.time_s),
-        **attributes(found, "tokens", "samples", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"),
-        "exposed_communication_s": found.exposed_s,
-        "overlapped_communication_s": found.overlapped_s,
-        "bubble_share": found.bubble_share,
-        "data_parallel_sent_bytes": found.sent_bytes,
-        "parts_s": found.parts_s,
-        "memory": memory_fields(found.memory),
-        "fits": found.fits,
-        **({"uncut": uncut_fields(found)} if found.cut.uncut else {}),
+        **{f"{phase}_s": _kernel_s(step, phase) for phase in PHASES},  # of kernels, a GPU
+        "launch_bound": bool(parts["host"] > LAUNCH_BOUND * step.time_s),
+        **attributes(step, "tokens", "samples", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"),
+        "exposed_communication_s": step.exposed_s,
+        "overlapped_communication_s": step.overlapped_s,
+        "bubble_share": step.bubble_share,
+        "data_parallel_sent_bytes": step.sent_bytes,
+        "parts_s": step.parts_s,
+        "memory": memory_fields(step.memory),
+        "fits": step.fits,
+        **({"uncut": replicated_fields(step)} if step.cut.uncut else {}),
         "stages": [
             {"stage": s.index, "layers": s.layers, "micro_batches_in_flight": s.in_flight, "parts_s": s.parts_s,
              "memory": memory_fields(s.memory)}
-            for s in found.stages
+            for s in step.stages
         ],
     }  # fmt: skip
 
 
-def uncut_fields(found: ScaledStep) -> list[dict[str, Any]]:
+def replicated_fields(step: ScaledStep) -> list[dict[str, Any]]:
     """What tensor parallelism leaves whole on every rank: modules, with their share of parameters and kernel time."""
     time_s: dict[str, float] = {}
-    for kernel in found.kernels:
+    for kernel in step.kernels:
         name = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", kernel.op.module)
         time_s[name] = time_s.get(name, 0.0) + kernel.time_s
     whole_s = sum(time_s.values()) or 1.0
     return [
-        {"module": name, "parameters": size, "share_of_parameters": size / max(1, found.trace.parameters),
+        {"module": name, "parameters": size, "share_of_parameters": size / max(1, step.trace.parameters),
          "share_of_kernel_time": time_s.get(name, 0.0) / whole_s}
-        for name, size in found.cut.uncut
+        for name, size in step.cut.uncut
     ]  # fmt: skip
 
 
-def _unsharded_text(found: ScaledStep) -> list[str]:
-    rows = uncut_fields(found)
+def _unsharded_text(step: ScaledStep) -> list[str]:
+    rows = replicated_fields(step)
     modules = ", ".join(
         f"{row['module']} ({percent(row['share_of_parameters'])} of the parameters, "
         f"{percent(row['share_of_kernel_time'])} of the kernel time)" for row in rows[:6]
@@ -212,60 +212,60 @@ def _unsharded_text(found: ScaledStep) -> list[str]:
     return [f"replicated every GPU has all of {modules}{more}; --tp-plan shards them"] if rows else []
 
 
-def _kernel_s(found: ScaledStep, phase: str) -> float:
+def _kernel_s(step: ScaledStep, phase: str) -> float:
     """Seconds of kernels of a phase, the mean of the GPUs: every micro-batch, a stage's part of the depth."""
     if phase == "optimizer":
-        return float(found.parts_s["optimizer"])
-    pass_s = sum(share.time_s for share in found.shares if share.phase == phase)
-    return float(pass_s * found.layout.micro_batches / found.layout.pp)
+        return float(step.parts_s["optimizer"])
+    pass_s = sum(share.time_s for share in step.shares if share.phase == phase)
+    return float(pass_s * step.layout.micro_batches / step.layout.pp)
 
 
 def memory_fields(memory: Memory) -> dict[str, Any]:
     return memory.fields("used_bytes", "gpu_bytes", "missing_bytes") | {"fits": memory.fits}
 
 
-def answer_rows(found: ScaledStep) -> list[Row]:
-    """What was asked: name, value, note."""
-    layout, memory = found.layout, found.memory
-    room = "fits" if found.fits else f"misses by {binary_bytes_text(memory.missing_bytes)}"
-    tokens = ("tokens/s", digits(found.tokens_per_s), f"{digits(found.tokens_per_s_per_gpu)} a GPU")
+def answer_rows(step: ScaledStep) -> list[Row]:
+    """The figures first: name, value, note."""
+    layout, memory = step.layout, step.memory
+    room = "fits" if step.fits else f"misses by {binary_bytes_text(memory.missing_bytes)}"
+    tokens = ("tokens/s", digits(step.tokens_per_s), f"{digits(step.tokens_per_s_per_gpu)} a GPU")
     return [
-        ("step", time_text(found.time_s), interval_text(found.low_s, found.high_s)),
-        ("samples/s", digits(found.samples_per_s), f"{found.samples:,} a step"),
-        *([tokens] if found.tokens else []),
-        ("MFU", percent(found.mfu), f"{layout.gpus} GPUs: {layout.told}"),
+        ("step", time_text(step.time_s), interval_text(step.low_s, step.high_s)),
+        ("samples/s", digits(step.samples_per_s), f"{step.samples:,} a step"),
+        *([tokens] if step.tokens else []),
+        ("MFU", percent(step.mfu), f"{layout.gpus} GPUs: {layout.told}"),
         ("memory a GPU", binary_bytes_text(memory.used_bytes), f"{room} in {binary_bytes_text(memory.gpu_bytes)}"),
     ]
 
 
-def _print_scaled(found: ScaledStep) -> None:
-    layout, trace = found.layout, found.trace
-    show(title(trace.name, "  training", f"{layout.gpus} x {found.gpu.name}", f"  {layout.told}"))
+def _print_scaled(step: ScaledStep) -> None:
+    layout, trace = step.layout, step.trace
+    show(title(trace.name, "  training", f"{layout.gpus} x {step.gpu.name}", f"  {layout.told}"))
     show(*built_lines(trace.built), *trace.notes)
-    size = f"{found.tokens:,} tokens" if found.tokens else f"{found.samples:,} samples"
+    size = f"{step.tokens:,} tokens" if step.tokens else f"{step.samples:,} samples"
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
-    answer = plain_table("", "", "", right=("",), rows=answer_rows(found))
-    parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(found))
+    answer = plain_table("", "", "", right=("",), rows=answer_rows(step))
+    parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(step))
     heads = ("layers", "in flight", "parameters", "gradients", "optimizer", "activations", "memory")
-    memory = plain_table("stage", *heads, right=heads, rows=memory_rows(found))
-    show(answer, "", parts, "", memory, "", *_unsharded_text(found))
+    memory = plain_table("stage", *heads, right=heads, rows=memory_rows(step))
+    show(answer, "", parts, "", memory, "", *_unsharded_text(step))
 
 
-def part_rows(found: ScaledStep) -> list[Row]:
+def part_rows(step: ScaledStep) -> list[Row]:
     """Where the time goes: part, time, share, what it is. Adds up to the step."""
-    parts = found.parts_s
+    parts = step.parts_s
     return [
-        (name, time_text(parts[name]), percent(parts[name] / found.time_s), PARTS[name])
+        (name, time_text(parts[name]), percent(parts[name] / step.time_s), PARTS[name])
         for name in PARTS
         if parts[name] > 0
     ]
 
 
-def memory_rows(found: ScaledStep) -> list[Row]:
+def memory_rows(step: ScaledStep) -> list[Row]:
     """Each stage: layers, micro-batches in flight, and its memory by part."""
     parts = ("parameter", "gradient", "optimizer", "activation")
     rows = []
-    for s in found.stages:
+    for s in step.stages:
         sizes = (*(s.memory[part] for part in parts), s.memory.used_bytes)
         rows.append((str(s.index), str(s.layers), str(s.in_flight), *map(binary_bytes_text, sizes)))
     return rows

@@ -16,36 +16,36 @@ _TOLD = ("predicted_s", "measured_s", "ceiling_s", "support", "configs_measured"
 PREDICTED = "No GPU measured these: they are the predicted best. Run it on {} to measure the most promising."
 
 
-def fields(found: Sequence[TuneResult], chip: Gpu) -> list[dict[str, Any]]:
+def fields(results: Sequence[TuneResult], gpu: Gpu) -> list[dict[str, Any]]:
     """One entry a problem."""
     return [
         {
-            "gpu": chip.id,
-            **asdict(one.problem),
-            "config": one.config.named,
-            "measured": one.measured,
-            **attributes(one, *_TOLD),
-            "defaults": {stack: config.named for stack, config in one.defaults.items()},
-            "speedup": {stack: one.speedup(stack) for stack in one.defaults},
+            "gpu": gpu.id,
+            **asdict(result.problem),
+            "config": result.config.named,
+            "measured": result.measured,
+            **attributes(result, *_TOLD),
+            "defaults": {stack: config.named for stack, config in result.defaults.items()},
+            "speedup": {stack: result.speedup(stack) for stack in result.defaults},
         }
-        for one in found
+        for result in results
     ]
 
 
-def print_tuned(found: Sequence[TuneResult], chip: Gpu, note: str = "") -> None:
+def print_tuned(results: Sequence[TuneResult], gpu: Gpu, note: str = "") -> None:
     """One line a problem."""
-    stacks = list(found[0].defaults)
+    stacks = list(results[0].defaults)
     numbers = ("predicted", "measured", *(f"over {stack}" for stack in stacks))
-    rows = "m x n x k" if isinstance(found[0].problem, GemmProblem) else "tokens"
+    rows = "m x n x k" if isinstance(results[0].problem, GemmProblem) else "tokens"
     lines = []
-    for one in found:
-        problem = one.problem
+    for result in results:
+        problem = result.problem
         size = f"{problem.m} x {problem.n} x {problem.k}" if isinstance(problem, GemmProblem) else str(problem.tokens)
-        measured = time_text(one.measured_s) if one.measured_s is not None else "—"
-        gains = [f"{one.speedup(stack):.2f}×" for stack in stacks]
-        lines.append((size, str(one.config), time_text(one.predicted_s), measured, *gains, one.support))
+        measured = time_text(result.measured_s) if result.measured_s is not None else "—"
+        gains = [f"{result.speedup(stack):.2f}×" for stack in stacks]
+        lines.append((size, str(result.config), time_text(result.predicted_s), measured, *gains, result.support))
     show(plain_table(rows, "config", *numbers, "support", right=(rows, *numbers), rows=lines), "")
-    fitting = f"{found[0].configs_in_space:,} that fit"
+    fitting = f"{results[0].configs_in_space:,} that fit"
     show(f"config: block_m x block_n x block_k, g group_m, w warps, s stages; of {fitting}")
-    if not found[0].measured:
-        show(note or PREDICTED.format(chip.name))
+    if not results[0].measured:
+        show(note or PREDICTED.format(gpu.name))
