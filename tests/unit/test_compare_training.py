@@ -74,10 +74,10 @@ def test_what_ifs_and_order() -> None:
     ("asked", "said"),
     [
         ({"tokens": 1e9, "samples": 5}, "not both"),
-        ({"tokens": 0}, "--tokens is a number above 0"),
-        ({"by": "luck"}, "unknown --by"),
+        ({"tokens": 0}, "`tokens` is a number above 0"),
+        ({"by": "luck"}, "unknown `by`"),
         ({"gpus": ()}, "no GPU to compare"),
-        ({"max_gpus": 0}, "--max-gpus is 1 or more"),
+        ({"max_gpus": 0}, "`max_gpus` is 1 or more"),
     ],
 )
 def test_what_is_refused(asked: dict[str, Any], said: str) -> None:

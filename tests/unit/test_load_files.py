@@ -125,7 +125,7 @@ def test_prefixes_and_sessions_of_our_layout(tmp_path: Path) -> None:
 def test_a_file_without_times_is_sent_at_other_times(tmp_path: Path) -> None:
     path = file(tmp_path, "t.csv", "input_tokens,output_tokens\n10,1\n20,2\n")
     trace = read_trace(path)
-    with pytest.raises(KernelcastError, match="has no arrival_s: give --request-rate"):
+    with pytest.raises(KernelcastError, match="has no arrival_s: give `request_rate`"):
         trace.load()
     load = trace.load_at(np.array([0.0, 1.0, 2.0]))
     assert load.inputs.tolist() == [10, 20, 10]

@@ -85,7 +85,7 @@ def test_a_trace_without_times_takes_a_rate(tmp_path: Path) -> None:
     load = of(trace=path, request_rate=1.0, arrivals="constant", num_prompts=3)
     assert load.arrivals_s.tolist() == [0, 1, 2] and load.inputs.tolist() == [10, 20, 10]
     assert len(of(trace=path, request_rate=1.0)) == 2
-    with pytest.raises(KernelcastError, match="has no arrival_s: give --request-rate"):
+    with pytest.raises(KernelcastError, match="has no arrival_s: give `request_rate`"):
         of(trace=path)
 
 

@@ -81,7 +81,7 @@ def test_of_a_model_with_experts(quantization: dict[str, Any], label: str) -> No
     ],
 )  # fmt: skip
 def test_what_has_no_kernels_is_told_and_a_format_may_be_given(quantization: dict[str, Any], reason: str) -> None:
-    with pytest.raises(KernelcastError, match=f"mine ships as {reason}, which has no kernels here; give --dtype"):
+    with pytest.raises(KernelcastError, match=f"mine ships as {reason}, which has no kernels here; give `dtype`"):
         stored(quantization)
     given = parse({**config("llama-3.1-8b")[1], "quantization_config": quantization}, "mine")
     assert Precision.of(given, "bf16").label == "bf16"

@@ -109,7 +109,7 @@ def test_bodies_of_another_type(client: TestClient, kind: str) -> None:
 
 def test_brackets_in_texts_are_no_nesting(client: TestClient) -> None:
     response = client.post("/api/v1/kernel", json={**KERNEL, "set": ['["' * 60]})
-    assert response.status_code == 422 and "--set takes" in problem_of(response)
+    assert response.status_code == 422 and "`set` takes" in problem_of(response)
 
 
 def test_methods_and_pages_that_are_not_there(client: TestClient) -> None:

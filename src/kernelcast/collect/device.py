@@ -31,7 +31,7 @@ def identified(name: str | None = None) -> Gpu:
         return gpu(name_here)
     except KernelcastError:
         raise KernelcastError(
-            f"this GPU calls itself {name_here!r}, which the catalogue does not know: give --gpu"
+            f"this GPU calls itself {name_here!r}, which the catalogue does not know: give `gpu`"
         ) from None
 
 

@@ -144,7 +144,7 @@ def capability_of(base: str) -> str:
 def _new(properties: GpuProperties, path: Path) -> GpuDraft:
     """Of a GPU that the catalogue does not know all that a file needs."""
     if not properties.capability.replace(".", "").isdigit():
-        raise KernelcastError(f"{properties.name}: --specs measures NVIDIA GPUs, which have a compute capability")
+        raise KernelcastError(f"{properties.name}: `specs` measures NVIDIA GPUs, which have a compute capability")
     base, nearest = base_of(properties.capability)
     board = properties.board
     draft = GpuDraft(path, base, {"name": properties.name, "compute_capability": properties.capability})

@@ -119,10 +119,10 @@ def with_cap(gpu: Gpu, watts: float | None) -> Gpu:
         return gpu
     model = power_model(gpu)
     if model is None:
-        raise KernelcastError(f"nothing measured tells what {gpu.id} draws: leave --power-cap out")
+        raise KernelcastError(f"nothing measured tells what {gpu.id} draws: leave `power_cap` out")
     if not model.lowest_w <= watts <= gpu.power_w:
         raise KernelcastError(
-            f"--power-cap {watts:g}: {gpu.id} takes a limit from {math.ceil(model.lowest_w):,} W (what it draws at its "
+            f"`power_cap` {watts:g}: {gpu.id} takes a limit from {math.ceil(model.lowest_w):,} W (what it draws at its "
             f"lowest clock) to {gpu.power_w:,.0f} W (its board's)"
         )
     return gpu.replace(power_w=watts)

@@ -194,7 +194,7 @@ def contradictions(gpu: Gpu) -> Iterator[str]:
             yield f"sustained_tensor_fractions.{dtype}, but tensor_flops_per_clk_sm has no {dtype} (it has {known})"
 
 
-def changed(gpu: Gpu, changes: Iterable[str], flag: str = "--set") -> Gpu:
+def changed(gpu: Gpu, changes: Iterable[str], parameter: str = "set") -> Gpu:
     """A what-if of ``gpu`` from text: ``dram_bytes_per_s=7e12`` sets a number, ``dram_bytes_per_s*1.5`` multiplies it.
 
     A table with one number per dtype may be multiplied as a whole (``tensor_flops_per_clk_sm*2``); whole numbers are
@@ -207,7 +207,7 @@ def changed(gpu: Gpu, changes: Iterable[str], flag: str = "--set") -> Gpu:
             name, sign, value = match[1], match[2], float(match[3])  # type: ignore[index]
         except (TypeError, ValueError):
             raise KernelcastError(
-                f"{flag} takes FIELD=NUMBER or FIELD*FACTOR, such as dram_bytes_per_s=7e12 or dram_bytes_per_s*1.5, "
+                f"`{parameter}` takes FIELD=NUMBER or FIELD*FACTOR, such as dram_bytes_per_s=7e12 or dram_bytes_per_s*1.5, "
                 f"not {text!r}"
             ) from None
         numbers |= {name: value} if sign == "=" else _multiplied(gpu, name, value)

@@ -43,7 +43,7 @@ def read_prices(path: Path | None = None, given: Sequence[str] = (), kind: str =
         except ValueError:
             equals = ""
         if not equals:
-            raise KernelcastError(f"--price takes GPU=USD per hour, as in h100_sxm=2.5, not {pair!r}")
+            raise KernelcastError(f"`price` takes GPU=USD per hour, as in h100_sxm=2.5, not {pair!r}")
         prices[gpu(name.strip()).id] = Price(value, "", "given with --price")
     return prices
 

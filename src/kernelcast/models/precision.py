@@ -73,7 +73,7 @@ class Precision:
         if stored is None or not (weights is None or in_blocks):
             return cls(weights or "bf16", cache)
         if stored.weights is None:
-            raise KernelcastError(f"{model.name} ships as {stored.unknown}, which has no kernels here; give --dtype")
+            raise KernelcastError(f"{model.name} ships as {stored.unknown}, which has no kernels here; give `dtype`")
         blocks = [run.layer.mlp for run in model.distinct_layers]
         dense = any(isinstance(block, Dense) or (block is not None and block.shared) for block in blocks)
         mlp = stored.mlp if dense else None

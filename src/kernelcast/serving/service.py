@@ -101,8 +101,8 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int) ->
             f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV "
             f"cache: weights take {held['weights'] / gib:.1f} GiB, steps of {tokens:,} tokens "
             f"{held['activation'] / gib:.1f}, {deployment.stack.name} itself {held['stack'] / gib:.1f} of the "
-            f"{held.available_bytes / gib:.1f} a GPU that it fills; give more GPUs (--tp), a smaller "
-            f"format, or a smaller --max-num-batched-tokens"
+            f"{held.available_bytes / gib:.1f} a GPU that it fills; give more GPUs (`tp`), a smaller "
+            f"format, or a smaller `max_num_batched_tokens`"
         )
     if not each:
         return 1 << 40
@@ -151,7 +151,7 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
     if not isinstance(content, dict) or content.get("kind") != _KIND or not isinstance(content.get("terms"), dict):
         raise KernelcastError(f"{path} is no file of `kernelcast replay --calibrate`: its kind is not {_KIND!r}")
     if content.get("stack") != stack.id:
-        raise KernelcastError(f"{path} tells of a server of {content.get('stack')}, not of {stack.id}: give --stack")
+        raise KernelcastError(f"{path} tells of a server of {content.get('stack')}, not of {stack.id}: give `stack`")
     overheads = content["terms"]
     for name, value in overheads.items():
         if not _fits(name, value):

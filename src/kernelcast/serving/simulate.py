@@ -334,13 +334,13 @@ def _check_pool(pool: EnginePool, load: Load) -> None:
     if load.longest > held:
         raise KernelcastError(
             f"a request of {load.longest:,} tokens exceeds the KV cache of {held:,} tokens that "
-            f"{pool.deployment.layout.gpus} x {pool.deployment.gpu.id} leave to {model.name}; take more GPUs (--tp), a "
-            f"smaller format, or an fp8 KV cache (--kv-dtype fp8)"
+            f"{pool.deployment.layout.gpus} x {pool.deployment.gpu.id} leave to {model.name}; take more GPUs (`tp`), a "
+            f"smaller format, or an fp8 KV cache (`kv_dtype` fp8)"
         )
     longest = int(load.inputs.max())
     if not settings.chunked_prefill and longest > settings.max_num_batched_tokens:
         raise KernelcastError(
             f"a prompt of {longest:,} tokens exceeds the {settings.max_num_batched_tokens:,} of a step, and "
-            f"{pool.deployment.stack.name} does not cut prompts by default: raise --max-num-batched-tokens, or give "
-            f"--enable-chunked-prefill"
+            f"{pool.deployment.stack.name} does not chunk prefill by default: raise `max_num_batched_tokens`, or give "
+            f"`enable_chunked_prefill`"
         )

@@ -70,7 +70,7 @@ class Trace:
 
     def load(self, max_concurrency: int = 0) -> Load:
         if self.arrivals_s is None:
-            raise KernelcastError(f"{self.path} has no arrival_s: give --request-rate, or a trace with times")
+            raise KernelcastError(f"{self.path} has no arrival_s: give `request_rate`, or a trace with times")
         return Load(self.arrivals_s, self.inputs, self.outputs, self.shared, max_concurrency, self.ids)
 
     def load_at(self, arrivals_s: NDArray[np.float64], max_concurrency: int = 0) -> Load:
@@ -340,7 +340,7 @@ def _by_arrival(trace: Trace, skip_bad: bool) -> Trace:
         row = int(np.argmax(back)) + 1
         raise KernelcastError(
             f"{trace.path}: {line_of(trace.path, row)}: this request arrives {times[row - 1] - times[row]:g} s before"
-            " the one in front of it; --skip-bad sorts them"
+            " the one in front of it; `skip_bad` sorts them"
         )
     order = np.argsort(times, kind="stable")
     return replace(

@@ -141,7 +141,7 @@ class _Cut(Dealing):
         if not self._cut_weights:
             raise KernelcastError(
                 f"tp {self.ways}: no layer of {self.trace.name} has a name that the table of roles knows; "
-                "give a plan (--tp-plan, or roles=)"
+                "give a plan (`tp_plan`, or roles=)"
             )
         return replace(self.dealt(), uncut=self._uncut())
 

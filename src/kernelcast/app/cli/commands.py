@@ -27,8 +27,8 @@ _WRITTEN = ("-o", "--output", "--out", "--plot", "--timeline", "--requests-out")
 _TIMELINE = ("--trace", "FILE.json")  # other commands read a --trace, of requests
 _FOLDER = "DIR"  # what help calls a folder
 _MAKES_FOLDERS = ("collect", "collect-models")  # commands that make the folder that their file goes to
-# what errors call a parameter: `name`, or a name with an underscore
-_NAME = re.compile(r"`([a-z]\w*)`|(?<![\w./'\"=-])([a-z]+(?:_[a-z0-9]+)+)(?![\w./'\"=(-])")
+# what errors call a parameter: `name`, a name that they begin with, or one with an underscore
+_NAME = re.compile(r"`([a-z]\w*)`|^([a-z]+)(?=[ :])|(?<![\w./'\"=-])([a-z]+(?:_[a-z0-9]+)+)(?![\w./'\"=(-])")
 
 
 class Examples:
@@ -60,7 +60,6 @@ class Command(Examples, TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         _start.running()
-        check_targets(self.name or "", self.params, ctx.params)
         with warnings.catch_warnings():
             warnings.simplefilter("always", KernelcastWarning)
             usual = warnings.showwarning
@@ -70,6 +69,7 @@ class Command(Examples, TyperCommand):
                 else usual(message, category, *where, **more)
             )
             try:
+                check_targets(self.name or "", self.params, ctx.params)
                 return super().invoke(ctx)
             except KernelcastError as error:
                 raise KernelcastError(with_flags(str(error), self.params)) from error
@@ -103,7 +103,7 @@ def with_flags(message: str, params: Iterable[Any]) -> str:
              for param in params}  # fmt: skip
 
     def flag(match: re.Match[str]) -> str:
-        return str(flags.get(match[1] or match[2], match[0]))
+        return str(flags.get(match[1] or match[2] or match[3], match[0]))
 
     return _NAME.sub(flag, message)
 

@@ -214,7 +214,7 @@ def _print_unmatched(rows: Sequence[DiagnosedCall]) -> None:
 def write_roofline(diagnosis: Diagnosis, path: Path) -> None:
     rows = [(rank, row) for rank, row in enumerate(diagnosis.matched, start=1) if row.forecast.moved_bytes > 0]
     if not rows:
-        raise KernelcastError("--plot: no kernel could be matched, so that none has a place on a roofline")
+        raise KernelcastError("`plot`: no kernel could be matched, so that none has a place on a roofline")
     with picture(path, (9.5, 6)) as (figure, (axes,)):
         _draw_roofs(axes, diagnosis.gpu, diagnosis.run_dtype, max(point(row)[0] for _, row in rows))
         _draw_kernels(axes, rows)

@@ -17,8 +17,8 @@ from kernelcast.app.report.text import (
     digits,
     evidence_lines,
     interval_text,
-    percent,
     parallel_sizes,
+    percent,
     plain_table,
     show,
     show_command,
@@ -47,7 +47,9 @@ def engine_text(setting: ServiceCandidate) -> str:
     """'vLLM fp8, 2 x tp 4': what runs, without the GPU's name."""
     deployment = setting.engine.deployment
     if setting.prefill is None:
-        return f"{deployment.stack.name} {deployment.precision.label}, {setting.replicas} x {layout_sizes(setting.engine)}"
+        return (
+            f"{deployment.stack.name} {deployment.precision.label}, {setting.replicas} x {layout_sizes(setting.engine)}"
+        )
     prefill = f"{setting.prefill_replicas} x {layout_sizes(setting.prefill)} prefill"
     return (f"{deployment.stack.name} {deployment.precision.label}, {prefill}, "
             f"{setting.replicas} x {layout_sizes(setting.engine)} decode")  # fmt: skip
@@ -57,8 +59,8 @@ def short_text(setting: ServiceCandidate) -> str:
     """The same for a table: 'vllm fp8, 4 x tp 1 + 1 x tp 4', prefill engines first."""
     deployment = setting.engine.deployment
     readers = f"{setting.prefill_replicas} x {layout_sizes(setting.prefill)} + " if setting.prefill else ""
-    return truncate(f"{deployment.stack.id} {deployment.precision.label}, {readers}{setting.replicas} x {layout_sizes(setting.engine)}",
-               _ENGINE_WIDTH)  # fmt: skip
+    engine = f"{deployment.stack.id} {deployment.precision.label}"
+    return truncate(f"{engine}, {readers}{setting.replicas} x {layout_sizes(setting.engine)}", _ENGINE_WIDTH)
 
 
 def layout_sizes(candidate: EngineOption) -> str:
@@ -191,8 +193,8 @@ def _searched(plan: Plan) -> list[str]:
     if trial is not None:
         candidate = trial.candidate.engine
         when = f", {candidate.price.date}" if candidate.price.date else ""
-        lines.append(f"price      {candidate.deployment.gpu.id} {candidate.price.usd_per_hour:.2f} USD a GPU-hour{when}, "
-                     f"{candidate.price.source}")  # fmt: skip
+        price = f"{candidate.deployment.gpu.id} {candidate.price.usd_per_hour:.2f} USD a GPU-hour"
+        lines.append(f"price      {price}{when}, {candidate.price.source}")
         if trial.simulation.rests_on is not None:
             lines += evidence_lines(trial.simulation.rests_on)
     return lines

@@ -20,7 +20,7 @@ def matplotlib_plots() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise KernelcastError("--plot needs Matplotlib: pip install 'kernelcast[plots]'") from None
+        raise KernelcastError("`plot` needs Matplotlib: pip install 'kernelcast[plots]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -35,13 +35,13 @@ def check_picture(path: Path) -> None:
     known = FigureCanvasBase.get_supported_filetypes()
     if _format(path) not in known:
         problem = f"Format {_format(path)!r} is not supported (supported formats: {', '.join(sorted(known))})"
-        raise KernelcastError(f"--plot {path}: {problem}")
+        raise KernelcastError(f"`plot` {path}: {problem}")
 
 
 def _format(path: Path) -> str:
     """As the ending says; a device, which has none, takes PNG."""
     if not path.suffix and (path.is_file() or not path.exists()):
-        raise KernelcastError(f"--plot {path}: the ending says which format, as in {path.name}.png")
+        raise KernelcastError(f"`plot` {path}: the ending says which format, as in {path.name}.png")
     return path.suffix.lstrip(".").lower() or "png"
 
 

@@ -48,7 +48,7 @@ def listening(host: str, port: int) -> socket.socket:
         family, socket_type, protocol, _, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
                                                               flags=socket.AI_PASSIVE)[0]  # fmt: skip
     except OSError as error:
-        raise KernelcastError(f"--host {host}: no such address ({error.strerror or error})") from None
+        raise KernelcastError(f"`host` {host}: no such address ({error.strerror or error})") from None
     listener = socket.socket(family, socket_type, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,7 +57,7 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise KernelcastError(
-            f"cannot listen at {host} port {port}: {(error.strerror or str(error)).lower()}; give another --port"
+            f"cannot listen at {host} port {port}: {(error.strerror or str(error)).lower()}; give another `port`"
         ) from None
     return listener
 

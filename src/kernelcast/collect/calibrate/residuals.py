@@ -81,7 +81,7 @@ def measured_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
     """The GPU that was measured: the one that is asked for, or the only one in the table."""
     if "gpu" not in columns:
         if wanted is None:
-            raise KernelcastError("which GPU was measured? give it with --gpu, or in a column 'gpu'")
+            raise KernelcastError("which GPU was measured? give it with `gpu`, or in a column 'gpu'")
         return wanted
     cells = {str(cell).strip() for cell in columns["gpu"] if cell is not None and str(cell).strip()}
     names = (wanted.id, wanted.known_as) if wanted else ()  # of a file, which the catalogue does not know

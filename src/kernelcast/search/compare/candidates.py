@@ -49,10 +49,10 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if not self.gpus:
-            raise KernelcastError("no GPU to compare: give --gpus h100_sxm,h200_sxm or --gpus all")
+            raise KernelcastError("no GPU to compare: give `gpus` h100_sxm,h200_sxm or `gpus` all")
         if self.max_gpus < 1:
-            raise KernelcastError(f"--max-gpus is 1 or more, not {self.max_gpus}")
-        refuse_unknown("--by", [self.by] if self.by is not None else [], BY)
+            raise KernelcastError(f"`max_gpus` is 1 or more, not {self.max_gpus}")
+        refuse_unknown("`by`", [self.by] if self.by is not None else [], BY)
 
     def price(self, gpu: Gpu) -> Price | None:
         """Per GPU-hour; a what-if has the price of the GPU that it changes."""
@@ -77,7 +77,7 @@ class ServingScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("--input-len", self.input_len), ("--output-len", self.output_len)):
+        for name, value in (("`input_len`", self.input_len), ("`output_len`", self.output_len)):
             if value < 1:
                 raise KernelcastError(f"{name} is 1 or more, not {value}")
         tokens = self.input_len + (self.output_len if self.model.kind != "encoder" else 0)
@@ -86,11 +86,11 @@ class ServingScenario(Scenario):
                 f"a request of {tokens:,} tokens exceeds the context of {self.model.name}, {self.model.max_context:,}"
             )
         if self.batch is not None and self.batch < 1:
-            raise KernelcastError(f"--batch is 1 or more requests, not {self.batch}")
+            raise KernelcastError(f"`batch` is 1 or more requests, not {self.batch}")
         if self.rate is not None and not 0 < self.rate < math.inf:
-            raise KernelcastError(f"--rate is a number of requests a second above 0, not {self.rate:g}")
+            raise KernelcastError(f"`rate` is a number of requests a second above 0, not {self.rate:g}")
         if self.batch is not None and self.rate is not None:
-            raise KernelcastError("give --batch (one static batch) or --rate (requests a second), not both")
+            raise KernelcastError("give `batch` (one static batch) or `rate` (requests a second), not both")
         given = [name for name in self.formats or () if name != ALL_FORMATS[0]]
         refuse_unknown("number format of weights", given, (*WEIGHTS, "all"))
         refuse_unknown("number format of the KV cache", [self.kv_dtype] if self.kv_dtype is not None else [], CACHE)
@@ -124,7 +124,7 @@ class ServingScenario(Scenario):
         names = (checkpoint.weights, checkpoint.expert_weights) if checkpoint else self.formats or ()
         missing = [name for name in dict.fromkeys(names) if name == ALL_FORMATS[0] or not supports_dtype(gpu, name)]
         able = [name for name in ("bf16", "fp16", "fp8", "int8", "nvfp4") if supports_dtype(gpu, name)]
-        hint = f"; --formats {able[0]} would run" if able else ""
+        hint = f"; `formats` {able[0]} would run" if able else ""
         return f"has no {', '.join(missing)} arithmetic{hint}"
 
 
@@ -139,7 +139,7 @@ def chosen_gpus(names: str | Sequence[str], what_ifs: Sequence[str] = ()) -> tup
     chosen: dict[str, Gpu] = {}
     for given in split_names(names):
         for base in map(gpu, gpu_ids() if given == "all" else (given,)):
-            for variant in (base, *(changed(base, text.split(","), "--what-if") for text in what_ifs)):
+            for variant in (base, *(changed(base, text.split(","), "what_if") for text in what_ifs)):
                 chosen.setdefault(variant.label, variant)
     return tuple(chosen.values())
 

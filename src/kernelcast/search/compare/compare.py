@@ -316,8 +316,8 @@ def _nowhere(scenario: ServingScenario, rows: Sequence[Row]) -> str:
     nearest = min(rows, key=lambda row: row.memory.missing_bytes if row.memory is not None else math.inf)
     which = "the nearest" if len(rows) > 1 else "the only candidate"
     return (
-        f"{scenario.model.name} fits on no GPU of {len(rows)} within --max-gpus {scenario.max_gpus}: {nearest.gpu.id}, "
-        f"{which}, {nearest.why}; more GPUs, a smaller format (--formats fp8) or a smaller batch may fit"
+        f"{scenario.model.name} fits on no GPU of {len(rows)} within `max_gpus` {scenario.max_gpus}: {nearest.gpu.id}, "
+        f"{which}, {nearest.why}; more GPUs, a smaller format (`formats` fp8) or a smaller batch may fit"
     )
 
 
@@ -344,7 +344,7 @@ def compare(
     checkpoint is. ``parameters``: other fields of ``ServingScenario``.
     """
     times = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
-    goals = [Goal(name, "mean", parse_ms(str(text), f"--{name}")) for name, text in times.items() if text is not None]
+    goals = [Goal(name, "mean", parse_ms(str(text), f"`{name}`")) for name, text in times.items() if text is not None]
     architecture = model if isinstance(model, Architecture) else models.model(model)
     if architecture.kind == "encoder":
         parameters.setdefault("output_len", 1)  # one pass

@@ -45,13 +45,13 @@ class TrainingScenario(Scenario):
         if self.trace.mode != "training":
             raise KernelcastError(f"{self.trace.name} is no trace of a training step; trace it with mode='training'")
         if self.tokens is not None and self.samples is not None:
-            raise KernelcastError("give --tokens or --samples of the training, not both")
+            raise KernelcastError("give `tokens` or `samples` of the training, not both")
         for name in ("tokens", "samples"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise KernelcastError(f"--{name} is a number above 0, not {value:g}")
+                raise KernelcastError(f"`{name}` is a number above 0, not {value:g}")
         if self.tokens is not None and not self.trace.tokens:
-            raise KernelcastError(f"{self.trace.name} reads no tokens: give --samples")
+            raise KernelcastError(f"{self.trace.name} reads no tokens: give `samples`")
 
     @property
     def unit(self) -> str:
@@ -162,7 +162,7 @@ def compare_training(
         roomy = max(rows, key=lambda row: row.gpu.dram_bytes)
         raise KernelcastError(
             f"a step of {trace.name} fits on no GPU of {len(rows)}: {roomy.gpu.id} {roomy.why}; a smaller "
-            f"--batch, --checkpointing or more GPUs (--max-gpus; or --dp with --zero 3, --tp, --pp) need less of each"
+            f"`batch`, `checkpointing` or more GPUs (`max_gpus`; or `dp` with `zero` 3, `tp`, `pp`) need less of each"
         )
     rows.sort(key=lambda row: row.best.order if row.best else (math.inf,))
     return TrainingComparison(scenario, tuple(rows))

@@ -77,7 +77,7 @@ def plan(
 ) -> Plan:  # fmt: skip
     """The cheapest candidate of the space that meets the goals under the load. An interrupt keeps the best so far."""
     if not goals:
-        raise KernelcastError("which goal? give a latency to keep, as in --ttft-p99 500ms --tpot-p99 30ms")
+        raise KernelcastError("which goal? give a latency to keep, as in `ttft_p99` 500ms `tpot_p99` 30ms")
     if model.kind == "encoder":
         raise KernelcastError(f"{model.name} is an encoder: it generates no tokens and needs no queue of them")
     begun = time.monotonic()

@@ -47,9 +47,9 @@ class SweepEngine(Protocol):
 def sweep_engine(name: str, workers: int | None = None, address: str | None = None) -> SweepEngine:
     refuse_unknown("engine", [name], ENGINES)
     if workers is not None and workers < 1:
-        raise KernelcastError(f"--workers is a number of 1 or more, not {workers}")
+        raise KernelcastError(f"`workers` is a number of 1 or more, not {workers}")
     if address is not None and name != "ray":
-        raise KernelcastError("--address is that of a Ray cluster: give --engine ray too")
+        raise KernelcastError("`address` is that of a Ray cluster: give `engine` ray too")
     if name == "ray":
         return RayEngine(address, workers)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -196,7 +196,7 @@ class RayEngine:
         try:
             import ray
         except ImportError:
-            raise KernelcastError("--engine ray needs Ray: pip install 'kernelcast[ray]'") from None
+            raise KernelcastError("`engine` ray needs Ray: pip install 'kernelcast[ray]'") from None
         mine = not ray.is_initialized()
         if mine:
             self._join(ray)

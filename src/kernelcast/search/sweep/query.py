@@ -50,7 +50,7 @@ def read_pareto(given: str) -> tuple[Objective, Objective]:
     """'tokens_per_s_per_gpu,tpot_s', each with :min or :max where that is not plain."""
     objectives = [Objective.read(part) for part in given.split(",")]
     if len(objectives) != 2 or objectives[0].column == objectives[1].column:
-        raise KernelcastError(f"--pareto takes two columns, as in tokens_per_s_per_gpu,tpot_s, not {given!r}")
+        raise KernelcastError(f"`pareto` takes two columns, as in tokens_per_s_per_gpu,tpot_s, not {given!r}")
     return objectives[0], objectives[1]
 
 
@@ -90,7 +90,7 @@ class SweepTable:
     def top(self, count: int, by: Objective, where: str | None = None) -> QueryResult:
         """The best rows that run; of equal ones those of smaller numbers."""
         if count < 1:
-            raise KernelcastError(f"--top is a number of rows of 1 or more, not {count}")
+            raise KernelcastError(f"`top` is a number of rows of 1 or more, not {count}")
         order = f"ORDER BY {quoted(by.column)} {'DESC' if by.better == 'max' else 'ASC'}, setting LIMIT {count}"
         return self.sql(f"SELECT * FROM {TABLE} WHERE {_running(where, by)} {order}")
 

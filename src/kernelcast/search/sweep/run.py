@@ -100,7 +100,7 @@ class SweepFolder:
         if changed is not None:
             raise KernelcastError(
                 f"{self.path} was begun with {_difference(changed, before.get(changed), basis[changed])}; its rows "
-                "would not match: give --fresh to start anew in it "
+                "would not match: give `fresh` to start anew in it "
                 f"({len(self.finished())} finished chunks are lost), or another -o"
             )
 
@@ -198,7 +198,7 @@ def run_sweep(
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise KernelcastError(
             f"settings {chunk.first:,} to {chunk.first + chunk.count - 1:,}{others} {failure.why}; all other rows are "
-            f"in {path}, and the same command tries these again (--workers 1 takes the least memory)"
+            f"in {path}, and the same command tries these again (`workers` 1 takes the least memory)"
         )
     return SweepOutcome(path, settings, before, time.perf_counter() - start)
 
