@@ -162,7 +162,7 @@ def test_the_same_question_is_answered_from_memory(client: TestClient) -> None:
         ("infer", {"model": "llama-3.1-8b", "gpu": "h20", "batch": True}, "batch: "),
         ("infer", {"model": "llama-3.1-8b", "gpu": "h20", "tp": 7}, "tp 7"),
         ("infer", {"model": "llama-3.1-405b", "gpu": "l40s"}, "its weights alone are too large"),
-        ("infer", {"model": "llama-3.1-8b", "gpu": "h20", "set": ["sm_count"]}, "--set takes FIELD=NUMBER"),
+        ("infer", {"model": "llama-3.1-8b", "gpu": "h20", "set": ["sm_count"]}, "`set` takes FIELD=NUMBER"),
         ("infer", {"model": "llama-3.1-8b", "gpu": "h20", "calibration": "x"}, "calibration: no such parameter"),
         ("simulate", {"model": "llama-3.1-8b", "gpu": "h20"}, "which load?"),
         ("simulate", {"model": "llama-3.1-8b", "gpu": "h20", "num_prompts": 10**6}, "num_prompts: "),

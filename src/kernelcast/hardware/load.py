@@ -207,8 +207,8 @@ def changed(gpu: Gpu, changes: Iterable[str], parameter: str = "set") -> Gpu:
             name, sign, value = match[1], match[2], float(match[3])  # type: ignore[index]
         except (TypeError, ValueError):
             raise KernelcastError(
-                f"`{parameter}` takes FIELD=NUMBER or FIELD*FACTOR, such as dram_bytes_per_s=7e12 or dram_bytes_per_s*1.5, "
-                f"not {text!r}"
+                f"`{parameter}` takes FIELD=NUMBER or FIELD*FACTOR, such as dram_bytes_per_s=7e12 or "
+                f"dram_bytes_per_s*1.5, not {text!r}"
             ) from None
         numbers |= {name: value} if sign == "=" else _multiplied(gpu, name, value)
     return gpu.replace(**numbers) if numbers else gpu

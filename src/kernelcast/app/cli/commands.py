@@ -103,6 +103,8 @@ def with_flags(message: str, params: Iterable[Any]) -> str:
              for param in params}  # fmt: skip
 
     def flag(match: re.Match[str]) -> str:
+        if match[2] and not str(flags.get(match[2])).startswith("--"):  # an argument, or an ordinary word
+            return match[0]
         return str(flags.get(match[1] or match[2] or match[3], match[0]))
 
     return _NAME.sub(flag, message)
