@@ -88,7 +88,9 @@ def verdict(simulation: Simulation) -> str:
     if not simulation.complete and simulation.request_times.done.all():
         return "interrupted before both ends of the interval were known: these are the likely times"
     if not simulation.complete:
-        return f"interrupted: {int(simulation.request_times.done.sum()):,} of {len(simulation.load):,} requests were done"
+        return (
+            f"interrupted: {int(simulation.request_times.done.sum()):,} of {len(simulation.load):,} requests were done"
+        )
     if simulation.saturated:
         rate = digits(float(simulation.metrics["request_throughput"]), 3)
         what = f": {simulation.binding} binds" if simulation.binding else ""
