@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -13,8 +12,8 @@ from kernelcast.app.questions.parameters import argument
 from kernelcast.app.questions.shared import Changes, Json, gpu_names, resolve_gpu
 from kernelcast.app.report.json import print_json, to_json
 from kernelcast.forecast.learned import WEIGHTS
-from kernelcast.hardware import Gpu, gpu_ids
 from kernelcast.hardware import gpu as find_gpu
+from kernelcast.hardware import gpu_ids
 from kernelcast.ops import REGISTRY
 
 GpuId = Annotated[str, argument("ID", "an id or name from `kernelcast gpus`, or a TOML file", values=gpu_names)]
@@ -36,9 +35,9 @@ def register(app: typer.Typer) -> None:
 
 def gpus(json: Json = False) -> None:
     """List the GPUs of the catalogue."""
-    from kernelcast.app.report.lists import gpu_summary, print_gpus
+    from kernelcast.app.report.lists import architecture_age, gpu_summary, print_gpus
 
-    catalogue = sorted(map(find_gpu, gpu_ids()), key=_age)
+    catalogue = sorted(map(find_gpu, gpu_ids()), key=architecture_age)
     if json:
         print(to_json([gpu_summary(gpu) for gpu in catalogue]))
     else:
@@ -100,10 +99,3 @@ def evidence(question: EvidenceQuestion, json: Json = False) -> None:
         print(to_json(lists.evidence_fields(entries, question.by or "kind")))
     else:
         lists.print_evidence(entries, question.group(entries))
-
-
-def _age(gpu: Gpu) -> tuple[str, float, str]:
-    """Oldest architecture first: vendors number their capabilities in order (8.9 < 9.0; gfx90a < gfx942)."""
-    digits = re.sub(r"^[a-z]+", "", gpu.compute_capability)
-    number = float(digits) if digits == gpu.compute_capability else float(int(digits, 16))
-    return gpu.vendor, number, gpu.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -133,6 +134,13 @@ def derived_peaks(gpu: Gpu) -> dict[str, Any]:
         "smem_bytes_per_s": gpu.smem_bytes_per_s,
         "l2_bytes_per_s": gpu.l2_bytes_per_s,
     }
+
+
+def architecture_age(gpu: Gpu) -> tuple[str, float, str]:
+    """Oldest architecture first: vendors number their capabilities in order (8.9 < 9.0; gfx90a < gfx942)."""
+    digits = re.sub(r"^[a-z]+", "", gpu.compute_capability)
+    number = float(digits) if digits == gpu.compute_capability else float(int(digits, 16))
+    return gpu.vendor, number, gpu.id
 
 
 def gpu_summary(gpu: Gpu) -> dict[str, Any]:

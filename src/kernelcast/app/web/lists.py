@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,22 +13,13 @@ from kernelcast.app.report import lists as report
 from kernelcast.app.web.parameters import QUESTIONS, parameter_fields, web_parameters
 from kernelcast.forecast import PREDICTORS
 from kernelcast.forecast.evidence import MeasuredConfiguration
-from kernelcast.forecast.learned import WEIGHTS, load
-from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids
+from kernelcast.hardware import fabrics, gpu, gpu_ids
 from kernelcast.hardware.prices import read_prices
 from kernelcast.models import model, model_ids
 from kernelcast.models.precision import CACHE, Precision
 from kernelcast.models.precision import WEIGHTS as WEIGHT_FORMATS
 from kernelcast.ops import REGISTRY
 from kernelcast.stacks.stack import stack, stack_ids
-
-
-def families() -> list[str]:
-    return sorted(path.stem for path in WEIGHTS.glob("*.safetensors"))
-
-
-def load_family(name: str) -> None:
-    load(WEIGHTS, name)
 
 
 def about(limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +38,7 @@ def about(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 def gpus() -> dict[str, Any]:
     measured, prices = {entry.gpu for entry in all_entries()}, read_prices()
-    ordered = sorted(map(gpu, gpu_ids()), key=_age)
+    ordered = sorted(map(gpu, gpu_ids()), key=report.architecture_age)
     return {
         "gpus": [
             {**report.gpu_summary(item), "measured": item.id in measured,
@@ -65,10 +55,8 @@ def gpu_details(gpu_id: str) -> dict[str, Any]:
 def models() -> dict[str, Any]:
     return {
         "models": [
-            {"name": name, "parameters": m.parameters.total, "active_parameters": m.active_parameters.total,
-             "layers": m.layer_count, "hidden": m.hidden, "vocab": m.vocab, "max_context": m.max_context,
-             "kind": m.kind, "experts": m.active_parameters.total < m.parameters.total,
-             "dtype": Precision.of(m, None, None).label}
+            {"name": name, **report.model_fields(m), "kind": m.kind,
+             "experts": m.active_parameters.total < m.parameters.total, "dtype": Precision.of(m, None, None).label}
             for name, m in ((name, model(name)) for name in model_ids())
         ]
     }  # fmt: skip
@@ -115,13 +103,6 @@ def _summed(members: list[MeasuredConfiguration]) -> dict[str, Any]:
     line = report.summed_evidence(members, "op")[0]
     tested = sum(entry.tested for entry in members if entry.error is not None)  # the weight of a cell in a mean
     return {name: line[name] for name in ("kinds", "calls", "error", "inside")} | {"tested": tested}
-
-
-def _age(item: Gpu) -> tuple[str, float, str]:
-    """Oldest architecture first, as `kernelcast gpus` has it."""
-    digits = re.sub(r"^[a-z]+", "", item.compute_capability)
-    number = float(digits) if digits == item.compute_capability else float(int(digits, 16))
-    return item.vendor, number, item.id
 
 
 LISTS: Mapping[str, Callable[..., Any]] = {

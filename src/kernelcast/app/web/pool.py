@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -40,13 +39,9 @@ class _Worker:
 
     def kill(self) -> None:
         """Once: asyncio looks after a process that has ended."""
-        if self.killed or self.process.returncode is not None:
-            return
-        self.killed = True
-        with contextlib.suppress(ProcessLookupError):
-            if hasattr(signal, "SIGKILL"):
-                os.kill(self.process.pid, signal.SIGKILL)
-            else:
+        if not self.killed and self.process.returncode is None:
+            self.killed = True
+            with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
 
     async def call(self, header: Mapping[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelcast.app.questions.compare import CompareQuestion
-from kernelcast.app.questions.infer import InferQuestion
 from kernelcast.app.questions.kernel import KernelQuestion
-from kernelcast.app.questions.plan import PlanQuestion
-from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.app.questions.source import as_command, as_python
 from kernelcast.app.report.json import energy_fields
 from kernelcast.app.report.kernel import prediction_fields
 from kernelcast.app.web import lists
+from kernelcast.app.web.parameters import QUESTIONS
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.ops import kernel, kernel_class, parameters_of
 
 if TYPE_CHECKING:
@@ -53,39 +51,35 @@ def _kernel(arguments: Arguments, _: bytes, __: Limits) -> Any:
     question = KernelQuestion(**{**arguments, "parameters": parameters})
     prediction, energy = question.answer()
     fields = prediction_fields(prediction, question.resolved_gpu, question.conditions) | energy_fields(energy)
-    return _envelope(question, fields)
+    return {"answer": fields, "command": as_command(question), "python": as_python(question)}
 
 
-def _infer(arguments: Arguments, _: bytes, __: Limits) -> Any:
+def _infer(question: Any, _: Arguments) -> dict[str, Any]:
     from kernelcast.app.report.infer import fields
 
-    question, shown = _with_model(InferQuestion, arguments)
-    return _envelope(shown, fields(question.answer()))
+    return {"answer": fields(question.answer())}
 
 
-def _simulate(arguments: Arguments, _: bytes, __: Limits) -> Any:
+def _simulate(question: Any, _: Arguments) -> dict[str, Any]:
     from kernelcast.app.report.simulate import fields
 
-    question, shown = _with_model(SimulateQuestion, arguments)
     simulation = question.answer()
-    return {**_envelope(shown, fields(simulation)), "over_time": over_time(simulation)}
+    return {"answer": fields(simulation), "over_time": over_time(simulation)}
 
 
-def _compare(arguments: Arguments, _: bytes, __: Limits) -> Any:
+def _compare(question: Any, _: Arguments) -> dict[str, Any]:
     from kernelcast.app.report.compare import fields
 
-    question, shown = _with_model(CompareQuestion, arguments)
     comparison = question.answer()
-    return _envelope(shown, fields(comparison, question.gains(comparison), question.price_kind))
+    return {"answer": fields(comparison, question.gains(comparison), question.price_kind)}
 
 
-def _plan(arguments: Arguments, _: bytes, __: Limits) -> Any:
+def _plan(question: Any, arguments: Arguments) -> dict[str, Any]:
     from kernelcast import models
     from kernelcast.app.report.plan import fields
 
-    question, shown = _with_model(PlanQuestion, arguments)
     name = "." if "config" in arguments else models.hub_name(arguments["model"])
-    return _envelope(shown, fields(question.answer(), name, question.unpriced))
+    return {"answer": fields(question.answer(), name, question.unpriced)}
 
 
 def _diagnose(arguments: Arguments, content: bytes, limits: Limits) -> Any:
@@ -137,25 +131,23 @@ def over_time(simulation: Simulation) -> dict[str, list[float]]:
     return {"time_s": times.tolist(), **{name: values.tolist() for name, values in sums.items()}}
 
 
-def _with_model(question: Any, arguments: Arguments) -> tuple[Any, Any]:
-    """The question, and as the command line would have it: there a config is a file."""
-    given = {name: value for name, value in arguments.items() if name not in ("config", "name")}
-    if "config" not in arguments:
-        if "model" not in arguments:
-            raise KernelcastError("which model? give a name of GET /api/v1/models, or a config")
-        by_name = question(**given)
-        return by_name, by_name
-    if "model" in arguments:
-        raise KernelcastError("give a model by its name or by its config, not both")
-    from kernelcast import models
+def _with_model(command: str, forecast: Callable[[Any, Arguments], dict[str, Any]]) -> Task:
+    """The task of a question about a model; command and Python name a config by its file."""
 
-    name = arguments.get("name", "my-model")
-    by_config = question(**given, model=models.parse(arguments["config"], name=name))
-    return by_config, replace(by_config, model=f"{name}.json")
+    def task(arguments: Arguments, _: bytes, __: Limits) -> Any:
+        given = {name: value for name, value in arguments.items() if name not in ("config", "name")}
+        if ("config" in arguments) == ("model" in arguments):
+            raise KernelcastError("which model? give a name of GET /api/v1/models, or a config, not both")
+        name = arguments.get("name", "my-model")
+        if "config" in arguments:
+            from kernelcast import models
 
+            given["model"] = models.parse(arguments["config"], name=name)
+        question = QUESTIONS[command](**given)
+        shown = replace(question, model=f"{name}.json") if "config" in arguments else question
+        return {**forecast(question, arguments), "command": as_command(shown), "python": as_python(shown)}
 
-def _envelope(question: Any, answer: Any) -> dict[str, Any]:
-    return {"answer": answer, "command": as_command(question), "python": as_python(question)}
+    return task
 
 
 def _list(make: Callable[..., Any]) -> Task:
@@ -164,10 +156,10 @@ def _list(make: Callable[..., Any]) -> Task:
 
 TASKS: Mapping[str, Task] = {
     "kernel": _kernel,
-    "infer": _infer,
-    "simulate": _simulate,
-    "compare": _compare,
-    "plan": _plan,
+    "infer": _with_model("infer", _infer),
+    "simulate": _with_model("simulate", _simulate),
+    "compare": _with_model("compare", _compare),
+    "plan": _with_model("plan", _plan),
     "diagnose": _diagnose,
     **{name: _list(make) for name, make in lists.LISTS.items()},
 }
@@ -175,10 +167,14 @@ TASKS: Mapping[str, Task] = {
 
 def warm_up() -> Iterator[Callable[[], object]]:
     """Steps that make later tasks fast, most needed first; the first is done at once."""
-    _kernel({"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 64, "n": 64, "k": 64}}, b"", {})
+
+    def step(task: str, **arguments: Any) -> Callable[[], object]:
+        return functools.partial(TASKS[task], arguments, b"", {})
+
+    step("kernel", op="gemm", gpu="h200_sxm", parameters={"m": 64, "n": 64, "k": 64})()
     yield lambda: None
-    yield functools.partial(_infer, {"model": "llama-3.1-8b", "gpu": "h200_sxm"}, b"", {})
-    yield functools.partial(_infer, {"model": "qwen3-30b-a3b", "gpu": "h100_sxm", "tp": 2}, b"", {})
-    yield from (functools.partial(lists.load_family, name) for name in lists.families())
+    yield step("infer", model="llama-3.1-8b", gpu="h200_sxm")
+    yield step("infer", model="qwen3-30b-a3b", gpu="h100_sxm", tp=2)
+    yield from (functools.partial(load, WEIGHTS, path.stem) for path in sorted(WEIGHTS.glob("*.safetensors")))
     yield from (functools.partial(importlib.import_module, name) for name in _LATER)
-    yield functools.partial(_compare, {"model": "llama-3.2-1b", "gpus": "h100_sxm", "batch": 1, "max_gpus": 1}, b"", {})
+    yield step("compare", model="llama-3.2-1b", gpus="h100_sxm", batch=1, max_gpus=1)
