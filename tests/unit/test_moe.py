@@ -8,15 +8,15 @@ import pytest
 import kernelcast as kc
 from kernelcast.ops.base import columns_of, kernel_class, parameters_of
 from kernelcast.ops.grouped import TRITON_CONFIG
-from kernelcast.ops.moe import Moe, _Layer
+from kernelcast.ops.moe import Moe, RankLayer
 from kernelcast.ops.routing import balanced_blocks
 from kernelcast.ops.work import axis
 
 MIXTRAL = {"hidden": 4096, "inter": 14336, "experts": 8, "topk": 2}
 
 
-def layer(**parameters: object) -> _Layer:
-    return _Layer.of(columns_of([kc.kernel("moe", **{**MIXTRAL, **parameters})]))
+def layer(**parameters: object) -> RankLayer:
+    return RankLayer.of(columns_of([kc.kernel("moe", **{**MIXTRAL, **parameters})]))
 
 
 def test_padded_rows_of_a_balanced_layer() -> None:

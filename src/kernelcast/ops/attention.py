@@ -91,15 +91,13 @@ class OverCache(Kernel):
 
     @classmethod
     def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
-        said, pages = super().with_choices(calls, configuration), calls["page_size"]
-        usual = getattr(runner(configuration.get("stack")), "page_size", 0) or _DEFAULT_PAGE
-        paged = np.where(pages > 0, pages, usual) if configuration.get("paged") == "yes" else np.zeros(calls.count)
-        said = replace(said, numbers={**said.numbers, "page_size": paged})
-        return (
-            cls._with_equal_lengths(said)
-            if configuration.get("lengths") == "equal" and configuration.get("phase") == "decode"
-            else said
-        )
+        chosen, pages = super().with_choices(calls, configuration), calls["page_size"]
+        in_blocks = configuration.get("paged") == "yes"
+        block = getattr(runner(configuration.get("stack")), "page_size", 0) or _DEFAULT_PAGE
+        page_size = np.where(pages > 0, pages, block) if in_blocks else np.zeros(calls.count)
+        chosen = replace(chosen, numbers={**chosen.numbers, "page_size": page_size})
+        equal = configuration.get("lengths") == "equal" and configuration.get("phase") == "decode"
+        return cls._with_equal_lengths(chosen) if equal else chosen
 
     @classmethod
     def _with_equal_lengths(cls, calls: Calls) -> Calls:

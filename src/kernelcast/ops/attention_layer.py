@@ -81,8 +81,8 @@ class AttentionLayer(OverCache):
 
 def sixteen_bits(gpu: Gpu, calls: Calls | None = None) -> str:
     """The 16-bit dtype beside narrow ones: fp16 where the calls say so, or where the GPU lacks bf16."""
-    asked = calls is not None and calls.choice("dtype") == "fp16"
-    return "fp16" if asked or not supports_dtype(gpu, "bf16") else "bf16"
+    half = calls is not None and calls.choice("dtype") == "fp16"
+    return "fp16" if half or not supports_dtype(gpu, "bf16") else "bf16"
 
 
 def tiling_backend(calls: Calls, gpu: Gpu) -> str:

@@ -70,9 +70,9 @@ class CompressedLayer(AttentionLayer):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        made = np.where(_Compression(calls).selects, "chosen", "all")
-        made = np.where(calls["compress_ratio"] == 0, "none", made).astype(object)
-        return {**super().configuration(calls), "compressed": made}
+        keys = np.where(_Compression(calls).selects, "chosen", "all")
+        keys = np.where(calls["compress_ratio"] == 0, "none", keys).astype(object)
+        return {**super().configuration(calls), "compressed": keys}
 
     @classmethod
     def projected_flops(cls, calls: Calls) -> Array:

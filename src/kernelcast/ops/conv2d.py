@@ -170,8 +170,8 @@ class Conv2d(Kernel):
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Of the parameters and of the implicit GEMM: cuDNN selects kernels by both."""
         sizes = ConvSizes(calls)
-        made = cls.plan(calls, sizes).product
-        product = product_features(gpu, made.m, made.columns, made.k, made.count)
+        gemm = cls.plan(calls, sizes).product
+        product = product_features(gpu, gemm.m, gemm.columns, gemm.k, gemm.count)
         features = super().shape_features(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
         features |= {f"product_{name}": hint for name, hint in product.items()}
         return features | _selection_features(calls, sizes, gpu)

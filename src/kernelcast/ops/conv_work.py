@@ -64,7 +64,7 @@ def _or_else(value: Any, default: Any) -> Any:
 
 def axes_of(call: Any) -> list[Axis]:
     """Rows and columns of one call, preceded by frames where it has any."""
-    frames = Axis(*(_or_else(getattr(call, name), usual) for name, usual in _FRAMES.items()))
+    frames = Axis(*(_or_else(getattr(call, name), default) for name, default in _FRAMES.items()))
     rows = Axis(call.height, call.kernel_h, call.stride, call.padding, call.dilation)
     columns = Axis(
         call.width,
@@ -79,7 +79,7 @@ def axes_of(call: Any) -> list[Axis]:
 
 def columns_by_axis(calls: Calls) -> tuple[Axis, Axis, Axis]:
     """Frames, rows and columns of many calls."""
-    frames = Axis(*(calls.given(name, usual) for name, usual in _FRAMES.items()))
+    frames = Axis(*(calls.given(name, default) for name, default in _FRAMES.items()))
     rows = Axis(*(calls[name] for name in ("height", "kernel_h", "stride", "padding", "dilation")))
     ways = (calls.given(f"{name}_w", calls[name]) for name in ("stride", "padding", "dilation"))
     return frames, rows, Axis(calls["width"], calls["kernel_w"], *ways)

@@ -274,8 +274,8 @@ def _sent(calls: Calls) -> RowsSent:
     allowed = np.minimum(calls.given("node_limit", nodes), nodes)
     experts = np.maximum(calls["experts"] * allowed / nodes, topk)  # that may be chosen from
     routing = calls.choice("routing")
-    ranks, places = (groups_reached(groups, topk, experts, routing) for groups in (allowed * a_node, allowed))
-    return RowsSent(ranks, ranks * (a_node - 1) / a_node, places * (nodes - 1) / nodes, row_bytes(calls))
+    ranks, reached_nodes = (groups_reached(groups, topk, experts, routing) for groups in (allowed * a_node, allowed))
+    return RowsSent(ranks, ranks * (a_node - 1) / a_node, reached_nodes * (nodes - 1) / nodes, row_bytes(calls))
 
 
 class DeepEpDispatch(_DeepEp):

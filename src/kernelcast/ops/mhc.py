@@ -54,17 +54,17 @@ class HyperConnectionPre(_HyperConnection):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         tokens, hidden, mult = calls["tokens"], calls["hidden"], calls["mult"]
-        dtype, made, width = calls.dtype, _numbers(mult), mult * hidden
+        dtype, weights, width = calls.dtype, _numbers(mult), mult * hidden
         # The row's norm is a factor behind the product, and comes out of the same pass.
-        projection = matmul_work(gpu, dtype, tokens, made, width)
+        projection = matmul_work(gpu, dtype, tokens, weights, width)
         mixing = mult * mult
         mix = vector_kernel(
             gpu,
             tasks=tokens,
             threads=row_threads(gpu, hidden),
-            moved_bytes=tokens * ((mult + 1) * hidden * dtype.act_bytes + 2 * made * ACCUMULATOR_BYTES),
+            moved_bytes=tokens * ((mult + 1) * hidden * dtype.act_bytes + 2 * weights * ACCUMULATOR_BYTES),
             flops=tokens * (2 * width + 4 * _ITERATIONS * mixing),
-            xu_ops=tokens * (made + 2 * _ITERATIONS * mult),  # sigmoids and exponentials, then reciprocals of sums
+            xu_ops=tokens * (weights + 2 * _ITERATIONS * mult),  # sigmoids and exponentials, then reciprocals of sums
             converted=tokens * (width + hidden),
             steps=2 * _ITERATIONS,  # a row's sum waits for the columns', and so on
         )

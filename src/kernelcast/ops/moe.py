@@ -138,7 +138,7 @@ class Moe(GroupedKernel):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        layer = _Layer.of(calls)
+        layer = RankLayer.of(calls)
         sizes = {
             "log_tokens": layer.tokens, "log_hidden": layer.hidden, "log_inter": layer.inter,
             "log_experts": layer.experts,
@@ -151,7 +151,7 @@ class Moe(GroupedKernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        dtype, layer, tile = calls.dtype, _Layer.of(calls), _tile(calls)
+        dtype, layer, tile = calls.dtype, RankLayer.of(calls), _tile(calls)
         up = layer.inter * (1 + calls["gated"])
         blocks, active, rows = layer.blocks(tile.block_m), layer.active(), np.minimum(layer.seen, layer.pairs)
         first, second = (
@@ -192,7 +192,7 @@ def _tile(calls: Calls) -> TritonBlocks:
 
 
 @dataclass(frozen=True)
-class _Layer(ExpertRouting):
+class RankLayer(ExpertRouting):
     """What the busiest rank holds and receives."""
 
     hidden: Array = field(kw_only=True)
@@ -201,7 +201,7 @@ class _Layer(ExpertRouting):
     given: Array = field(kw_only=True)  # tokens that reach it, where that is known
 
     @classmethod
-    def of(cls, calls: Calls) -> _Layer:
+    def of(cls, calls: Calls) -> RankLayer:
         slots = calls.given("slots", calls["experts"])
         return cls(
             calls["tokens"], calls["topk"], slots / calls["ep"], calls["ep"], calls["skew"],
@@ -223,7 +223,7 @@ class _Layer(ExpertRouting):
         return np.where(np.isnan(self.given), self.received, self.given)
 
 
-def _route(layer: _Layer) -> Work:
+def _route(layer: RankLayer) -> Work:
     """Top-k of the router's scores, and the sort of pairs by expert: two small kernels."""
     moved = layer.seen * layer.experts * 4 + layer.around * 16
     return Work(
@@ -235,18 +235,18 @@ def _route(layer: _Layer) -> Work:
     )
 
 
-def _sort(layer: _Layer, dtype: DType) -> Work:
+def _sort(layer: RankLayer, dtype: DType) -> Work:
     """Dispatched rows, copied to the slots of their experts."""
     row_bytes = layer.hidden * dtype.act_bytes
     return _row_pass(layer.seen, row_bytes * (1 + layer.pairs / layer.seen), flops=np.zeros(1))
 
 
-def _activation(layer: _Layer, up: Array) -> Work:
+def _activation(layer: RankLayer, up: Array) -> Work:
     """SiLU of the gate times the up projection: one CTA per row."""
     return _row_pass(layer.around, (up + layer.inter) * 2.0, flops=4 * layer.inter, xu_ops=2 * layer.inter)
 
 
-def _add_up(layer: _Layer) -> Work:
+def _add_up(layer: RankLayer) -> Work:
     """Weighted sum of each token's experts."""
     per_token = layer.around / layer.seen
     return _row_pass(layer.seen, (per_token + 1) * layer.hidden * 2.0, flops=2 * per_token * layer.hidden)

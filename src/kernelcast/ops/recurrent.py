@@ -86,9 +86,9 @@ class _Recurrent(Kernel):
 def algorithms(calls: Calls, forward: bool) -> NDArray[np.intp]:
     """Index in ALGORITHMS for each call; by default PyTorch's choice on a large GPU (98 SMs or more). In bf16 cuDNN has
     only the standard one."""
-    said, cell = calls.choice("algorithm"), calls.choice("cell")
-    if said is not None:
-        return np.full(calls.count, ALGORITHMS.index(said))
+    given, cell = calls.choice("algorithm"), calls.choice("cell")
+    if given is not None:
+        return np.full(calls.count, ALGORITHMS.index(given))
     batch, hidden = calls["batch"], calls["hidden"]
     projected = ~np.isnan(calls["projection"])
     small = ~projected & (hidden <= _SMALL[cell][0 if forward else 1]) & (calls.choice("dtype") != "bf16")

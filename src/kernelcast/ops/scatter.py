@@ -40,9 +40,9 @@ class IndexedKernel(Kernel):
         return features
 
 
-def distinct(draws: Array, places: Array) -> Array:
-    """Distinct values among ``draws`` random indices: places · (1 − (1 − 1/places)^draws)."""
-    return -places * np.expm1(draws * np.log1p(-1 / np.maximum(places, 1.0 + 1e-9)))
+def distinct(draws: Array, size: Array) -> Array:
+    """Distinct values among ``draws`` random indices: size · (1 − (1 − 1/size)^draws)."""
+    return -size * np.expm1(draws * np.log1p(-1 / np.maximum(size, 1.0 + 1e-9)))
 
 
 def missed(gpu: Gpu, named_bytes: Array, held_bytes: Array) -> Array:
@@ -92,9 +92,9 @@ def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bit
     return tuple(works)
 
 
-def index_bits(places: Array) -> Array:
+def index_bits(size: Array) -> Array:
     """Bits of the largest index."""
-    return np.maximum(1.0, np.ceil(np.log2(np.maximum(places, 2.0))))
+    return np.maximum(1.0, np.ceil(np.log2(np.maximum(size, 2.0))))
 
 
 INDEX_PAIR_BYTES = 2 * INDEX_BYTES  # an index and where it stood

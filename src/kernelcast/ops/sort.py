@@ -62,11 +62,11 @@ class Sort(IndexedKernel):
         alone = ~small & ((rows == 1) | (cols >= _SERIAL))
         together = ~small & ~alone & (rows < _FEW_ROWS)
         segmented = ~small & ~alone & ~together
-        places = _copies(gpu, elements, key_bytes, np.where(rows > 1, 3.0, 2.0))
+        copies = _copies(gpu, elements, key_bytes, np.where(rows > 1, 3.0, 2.0))
         whole = radix_sort(gpu, np.where(alone, cols, elements), key_bytes, INDEX_BYTES, bits, alone | together)
         by_row = radix_sort(gpu, elements, 8.0, key_bytes + INDEX_BYTES, np.log2(np.maximum(rows, 2.0)), together)
         return (
-            places,
+            copies,
             _network(gpu, rows, key_bytes, cols <= _NETWORK),
             _in_cta(gpu, rows, cols, key_bytes, small & (cols > _NETWORK)),
             *whole,
