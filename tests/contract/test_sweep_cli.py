@@ -171,11 +171,11 @@ def test_control_c_says_how_to_go_on(file: Path, folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_twenty_times(file: Path, folder: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_many_times(file: Path, folder: Path, tmp_path: Path) -> None:
     """The whole group, at any instant, in processes or alone; some before the first chunk, most in the midst."""
     out, chance, partly = tmp_path / "killed", random.Random(18), 0
     whole = len(digests(folder))
-    for at in range(20):
+    for at in range(8):
         before = len(digests(out))
         started = process("sweep", file, "-o", out, *(("--workers", 2) if at % 4 == 0 else ("--engine", "one")), *QUICK)
         if at % 2:
@@ -188,7 +188,7 @@ def test_killed_and_resumed_twenty_times(file: Path, folder: Path, tmp_path: Pat
         os.killpg(started.pid, signal.SIGKILL)
         started.communicate()
         partly += 0 < len(digests(out)) < whole
-    assert partly >= 5
+    assert partly >= 2
     assert process("sweep", file, "-o", out, "--workers", 2, *QUICK).wait() == 0
     assert digests(out) == digests(folder)
     assert not list(out.glob(".*part*"))

@@ -29,9 +29,26 @@ from kernelcast.ops import REGISTRY, parameters_of
 from kernelcast.ops.base import Parameter
 from web.conftest import LIMITS, problem_of
 
-# one that runs for longer is stopped, which is well: this is about what may be asked, not about answers
-_BRIEF = replace(LIMITS, seconds={**LIMITS.seconds, "simulate": 4.0, "compare": 4.0, "plan": 4.0})
-_EXAMPLES = {"infer": 40, "simulate": 20, "compare": 10, "plan": 10, "kernel": 25, "diagnose": 20, "evidence": 15}
+# What takes long is drawn in small sizes, so that most requests are answered rather than stopped
+_MODELS = ["llama-3.1-8b", "qwen3-30b-a3b", "gpt2", "deepseek-v2-lite"]
+_GPUS = ["h100_sxm", "l40s", "mi300x"]
+_BOUNDS: dict[str, dict[str, Any]] = {
+    "model": {"type": "string", "enum": _MODELS},
+    "draft_model": {"type": "string", "enum": ["gpt2", "mtp"]},
+    "gpus": {"type": "array", "items": {"type": "string", "enum": _GPUS}, "minItems": 1, "maxItems": 2},
+    "max_gpus": {"type": "integer", "minimum": 1, "maximum": 2},
+    "num_prompts": {"type": "integer", "minimum": 1, "maximum": 30},
+    "input_len": {"type": "integer", "minimum": 1, "maximum": 1024},
+    "output_len": {"type": "integer", "minimum": 1, "maximum": 32},
+    "thorough": {"type": "boolean", "enum": [False]},
+}
+_BOUNDED = {
+    "SimulateBody": ("model", "num_prompts"),
+    "CompareBody": ("model", "gpus"),
+    "PlanBody": ("model", "num_prompts", "gpus"),
+}
+_BRIEF = replace(LIMITS, seconds={**LIMITS.seconds, "simulate": 2.0, "compare": 2.0, "plan": 2.0})
+_EXAMPLES = {"infer": 30, "simulate": 15, "compare": 8, "plan": 6, "kernel": 20, "diagnose": 15, "evidence": 10}
 _CHECKS: list[Any] = [status_code_conformance, content_type_conformance, response_schema_conformance]
 _QUIET: dict[str, Any] = {"derandomize": True, "database": None, "deadline": None, "phases": [Phase.generate],
                           "suppress_health_check": list(HealthCheck)}  # fmt: skip
@@ -55,6 +72,11 @@ def operations() -> list[Any]:
     document = create_app(_BRIEF).openapi()
     parameters = document["components"]["schemas"]["KernelBody"]["properties"]["parameters"]
     del parameters["anyOf"]  # 127 ops take minutes to draw from; the test below draws each by its own parameters
+    for name, required in _BOUNDED.items():
+        body = document["components"]["schemas"][name]
+        body["properties"] |= {field: bound for field, bound in _BOUNDS.items() if field in body["properties"]}
+        del body["properties"]["config"]  # `infer` draws some
+        body["required"] = sorted({*body.get("required", ()), *required})
     schema: Any = schemathesis.openapi.from_dict(document)
     return [found.ok() for found in schema.get_all_operations()]
 
