@@ -13,7 +13,7 @@ from torch import nn
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing import trace
 from kernelcast.tracing.traced import Trace
-from kernelcast.training.tensor_parallel import MEGATRON, Roles, cut_tensors, read_plan
+from kernelcast.training.tensor_parallel import MEGATRON, TensorParallelPlan, read_plan, shard_tensors
 
 
 class Model(nn.Module):
@@ -48,38 +48,41 @@ def products(cut: Trace, module: str) -> list[tuple[int, ...]]:
 
 
 def test_a_plan_cuts_columns_and_rows_and_lists_what_it_leaves(found: Trace) -> None:
-    cut = cut_tensors(found, 4, roles=Roles.of_plan(PLAN))
+    cut = shard_tensors(found, 4, tp_plan=TensorParallelPlan.of(PLAN))
     assert products(cut, "layers.0.wide") == [(64, 64)]  # 256 columns on 4 ranks
     assert products(cut, "layers.1.narrow") == [(64, 64)]  # 256 rows
     assert products(cut, "layers.0.side") == [(64, 64)]  # whole
-    assert cut.uncut == (("layers.*.side", 2 * 64 * 64), ("last", 64 * 128))
+    assert cut.unsharded == (("layers.*.side", 2 * 64 * 64), ("last", 64 * 128))
     sums = [op for op in cut.phase("forward") if op.name == "all_reduce"]
     assert len(sums) == 2  # one a layer: behind narrow
 
 
 def test_gathered_outputs_are_whole_again(found: Trace) -> None:
-    cut = cut_tensors(found, 4, roles=Roles.of_plan({**PLAN, "last": "colwise_gather_output"}))
+    cut = shard_tensors(found, 4, tp_plan=TensorParallelPlan.of({**PLAN, "last": "colwise_gather_output"}))
     assert products(cut, "last") == [(64, 32)]
     (gather,) = [op for op in cut.phase("forward") if op.name == "all_gather"]
     assert gather.arguments[0].shape == (8, 128)
     (mean,) = [op for op in cut.phase("forward") if op.name == "mean"]
     assert mean.inputs[0].shape == (8, 128)
-    assert ("last", 64 * 128) not in cut.uncut
+    assert ("last", 64 * 128) not in cut.unsharded
 
 
 def test_replicated_modules_are_listed_too(found: Trace) -> None:
-    cut = cut_tensors(found, 4, roles=Roles.of_plan({"layers.*.wide": "replicate", "last": "colwise"}))
-    assert dict(cut.uncut)["layers.*.wide"] == 2 * 64 * 256
+    cut = shard_tensors(found, 4, tp_plan=TensorParallelPlan.of({"layers.*.wide": "replicate", "last": "colwise"}))
+    assert dict(cut.unsharded)["layers.*.wide"] == 2 * 64 * 256
 
 
 def test_a_models_own_plan_fills_what_the_table_leaves(found: Trace) -> None:
     from dataclasses import replace
 
-    with pytest.raises(KernelcastError, match=r"no layer of Model has a name.*--tp-plan"):
-        cut_tensors(found, 4)
-    assert dict(cut_tensors(replace(found, tp_plan=PLAN), 4).uncut) == {"layers.*.side": 2 * 64 * 64, "last": 64 * 128}
+    with pytest.raises(KernelcastError, match=r"no layer of Model has a name.*tp_plan"):
+        shard_tensors(found, 4)
+    assert dict(shard_tensors(replace(found, tp_plan=PLAN), 4).unsharded) == {
+        "layers.*.side": 2 * 64 * 64,
+        "last": 64 * 128,
+    }
     # what both name is cut as the table says
-    assert Roles.of_plan({"lm_head": "replicate"}, MEGATRON).of("model.lm_head") == "column"
+    assert TensorParallelPlan.of({"lm_head": "replicate"}, MEGATRON).style("model.lm_head") == "column"
 
 
 @pytest.mark.parametrize("suffix", ["json", "toml"])
@@ -102,5 +105,5 @@ def test_what_is_no_plan_is_said(tmp_path: Path, text: str, error: str) -> None:
 
 
 def test_an_unknown_way_to_cut_is_said() -> None:
-    with pytest.raises(KernelcastError, match=r"the plan cuts lm_head 'diagonally'; known: colwise"):
-        Roles.of_plan({"lm_head": "diagonally"})
+    with pytest.raises(KernelcastError, match=r"the plan shards lm_head 'diagonally'; known: colwise"):
+        TensorParallelPlan.of({"lm_head": "diagonally"})

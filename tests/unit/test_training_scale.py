@@ -53,7 +53,7 @@ def test_one_gpu_is_the_single_step(h100: Gpu) -> None:
     assert scale(TRACE, h100, TrainingLayout(), graph=True).time_s == run_step(TRACE, h100, graph=True).time_s
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: TrainingLayout(**plan).told)
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: TrainingLayout(**plan).label)
 def test_joules_are_of_all_gpus(plan: dict[str, Any], h100: Gpu) -> None:
     alone, found = scaled(h100).energy, scaled(h100, **plan)
     assert alone is not None and found.energy is not None
@@ -64,7 +64,7 @@ def test_joules_are_of_all_gpus(plan: dict[str, Any], h100: Gpu) -> None:
     assert found.energy.value > 0.5 * passes * alone.value  # the same products; the optimizer once a step
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: TrainingLayout(**plan).told)
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: TrainingLayout(**plan).label)
 def test_parts_add_up(plan: dict[str, Any], h100: Gpu) -> None:
     found = scaled(h100, **plan)
     assert all(value >= 0 for value in found.parts_s.values())
@@ -78,7 +78,7 @@ def test_parts_add_up(plan: dict[str, Any], h100: Gpu) -> None:
     assert found.tokens_per_s_per_gpu * found.layout.gpus == pytest.approx(found.tokens_per_s)
 
 
-@pytest.mark.parametrize("plan", PLANS[1:], ids=lambda plan: TrainingLayout(**plan).told)
+@pytest.mark.parametrize("plan", PLANS[1:], ids=lambda plan: TrainingLayout(**plan).label)
 def test_faster_links_are_never_slower(plan: dict[str, Any], h100: Gpu) -> None:
     faster = h100.replace(link_bytes_per_s=2 * h100.link_bytes_per_s)
     assert scaled(faster, **plan).time_s <= scaled(h100, **plan).time_s * (1 + 1e-9)
@@ -102,7 +102,7 @@ def test_overlap_hides_some_of_it(h100: Gpu) -> None:
     late, early = scaled(h100, dp=8, overlap=False), scaled(h100, dp=8)
     assert late.overlapped_s <= host("server").gap_s  # it may start in the gap that follows the last kernel
     assert early.overlapped_s > 0 and early.parts_s["exposed"] < late.parts_s["exposed"]
-    # all at the end is one message; with overlap none waits where links are free
+    # all at the end is one bucket; with overlap none waits where links are free
     alone = scaled(h100)
     assert late.time_s == pytest.approx(alone.time_s + late.parts_s["exposed"])
 
@@ -190,7 +190,7 @@ def test_reports(h100: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "message"),
+    ("plan", "bucket"),
     [({"dp": 0}, "dp must be a whole number"), ({"zero": 4}, "zero must be 0, 1, 2 or 3"),
      ({"schedule": "zigzag"}, "unknown schedule"), ({"dp": 4, "ep": 3}, "ep 3 does not divide dp 4"),
      ({"sequence_parallel": True}, "needs tp of 2"), ({"virtual_stages": 2}, "needs schedule='interleaved'"),
@@ -198,8 +198,8 @@ def test_reports(h100: Gpu) -> None:
      ({"pp": 2, "stage_layers": (8,)}, "names 1 parts of the model, not 2"),
      ({"between_nodes": "rope"}, "unknown fabric")],
 )  # fmt: skip
-def test_plans_that_cannot_be(plan: dict[str, Any], message: str) -> None:
-    with pytest.raises(kc.KernelcastError, match=message):
+def test_plans_that_cannot_be(plan: dict[str, Any], bucket: str) -> None:
+    with pytest.raises(kc.KernelcastError, match=bucket):
         TrainingLayout(**plan)
 
 
@@ -228,12 +228,12 @@ def test_a_real_model(h100: Gpu) -> None:
     alone = run_step(found, h100)
     assert scale(found, h100, TrainingLayout()).time_s == alone.time_s
     cut = scale(found, h100, TrainingLayout(tp=2))
-    joined = [op for op in cut.cut.ops if op.name == "all_reduce" and op.inputs[0].shape == (2, 128, 256)]
+    joined = [op for op in cut.rank_trace.ops if op.name == "all_reduce" and op.inputs[0].shape == (2, 128, 256)]
     # the table of tokens; attention and MLP of two layers, forward and backward; and the head's input backward
     assert len(joined) == 1 + 2 * 2 * 2 + 1
-    scores = [op.inputs[0].shape for op in cut.cut.ops if op.name == "_softmax"]
+    scores = [op.inputs[0].shape for op in cut.rank_trace.ops if op.name == "_softmax"]
     assert scores == [(2, 2, 128, 128)] * 2  # two of four heads
-    sharded = sum(g.elements for g in cut.cut.gradients)
+    sharded = sum(g.elements for g in cut.rank_trace.gradients)
     assert sharded == pytest.approx(found.parameters / 2, rel=0.01)
     assert scale(found, h100, TrainingLayout(pp=2, micro_batches=2)).time_s > 0
 
@@ -268,6 +268,6 @@ def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
     once, twice = (scale(trace(Model(again), ids, "training"), h100, TrainingLayout(tp=2)) for again in (False, True))
     assert twice.memory["activation"] < once.memory["activation"] / 2
     assert twice.flops > once.flops
-    joined = [sum(op.name == "all_reduce" for op in found.cut.ops) for found in (once, twice)]
+    joined = [sum(op.name == "all_reduce" for op in found.rank_trace.ops) for found in (once, twice)]
     # the table, each block forward and backward; again nothing reads what fc2 makes, so nobody joins it
     assert joined == [1 + 4 + 4, 1 + 4 + 4]

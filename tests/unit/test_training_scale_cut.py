@@ -9,9 +9,9 @@ from small_traces import experts, mlp
 
 import kernelcast as kc
 from kernelcast.tracing.traced import Op, Tensor, Trace
-from kernelcast.training.expert_parallel import deal_experts
-from kernelcast.training.placement import Place, carried, in_view, is_collective, shrunk
-from kernelcast.training.tensor_parallel import Roles, cut_tensors
+from kernelcast.training.expert_parallel import shard_experts
+from kernelcast.training.placement import Shard, is_collective, shard_in_view, shard_of_result, shard_tensor
+from kernelcast.training.tensor_parallel import TensorParallelPlan, shard_tensors
 
 T, H, F = 512, 1024, 4096
 
@@ -25,7 +25,7 @@ def sent(trace: Trace) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 def test_columns_then_rows() -> None:
-    found = cut_tensors(mlp(1), 4)
+    found = shard_tensors(mlp(1), 4)
     # fc1 by columns: (512, 1024) x (1024, 4096 / 4); fc2 by rows: (512, 1024) x (1024, 1024)
     assert shapes(found, "mm", "forward") == [((T, H), (H, F // 4)), ((T, F // 4), (F // 4, H))]
     assert shapes(found, "relu", "forward") == [((T, F // 4),)]
@@ -42,13 +42,13 @@ def test_megatron_joins_twice_a_block() -> None:
     # once forward after the rows, once backward for the input of the columns (Shoeybi et al. 2019, f and g); the
     # gradient of the model's own input is used by nobody
     assert (
-        sent(cut_tensors(mlp(3), 2))
+        sent(shard_tensors(mlp(3), 2))
         == [("forward", "all_reduce", (T, H))] * 3 + [("backward", "all_reduce", (H, T))] * 2
     )
 
 
 def test_sequence_parallel_moves_as_many_bytes_and_cuts_what_lies_between() -> None:
-    plain, parts = cut_tensors(mlp(2), 2), cut_tensors(mlp(2), 2, sequence_parallel=True)
+    plain, parts = shard_tensors(mlp(2), 2), shard_tensors(mlp(2), 2, sequence_parallel=True)
     # the residual stream enters whole here (no table of tokens), so the first add is the first with half the tokens
     assert shapes(parts, "add", "forward") == [((T // 2, H), (T // 2, H))] * 2
     assert shapes(plain, "add", "forward") == [((T, H), (T, H))] * 2
@@ -59,7 +59,7 @@ def test_sequence_parallel_moves_as_many_bytes_and_cuts_what_lies_between() -> N
 
 def test_a_model_without_known_names_is_refused() -> None:
     with pytest.raises(kc.KernelcastError, match="no layer of mlp has a name"):
-        cut_tensors(mlp(1), 2, roles=Roles({"other": "column"}))
+        shard_tensors(mlp(1), 2, tp_plan=TensorParallelPlan({"other": "column"}))
 
 
 @pytest.mark.parametrize(
@@ -73,31 +73,31 @@ def test_a_model_without_known_names_is_refused() -> None:
      ("bert.pooler.dense", None)],
 )  # fmt: skip
 def test_roles(path: str, role: str | None) -> None:
-    assert Roles().of(path) == role
+    assert TensorParallelPlan().style(path) == role
 
 
 def test_axes_are_followed_through_views() -> None:
     joined = Tensor((2, 8, 3072), (8 * 3072, 3072, 1), "bf16", 1)  # q, k and v side by side
     query = replace(joined, shape=(2, 8, 1024))
     heads = Tensor((2, 16, 8, 64), (8 * 3072, 64, 3072, 1), "bf16", 1)
-    assert in_view(joined, Place("model", 2), query) == Place("model", 2)
-    assert in_view(query, Place("model", 2), heads) == Place("model", 1)
+    assert shard_in_view(joined, Shard("model", 2), query) == Shard("model", 2)
+    assert shard_in_view(query, Shard("model", 2), heads) == Shard("model", 1)
     # a quarter of the heads; rows of the joined tensor are a quarter as long
-    assert shrunk(heads, Place("model", 1), 4) == Tensor((2, 4, 8, 64), (8 * 768, 64, 768, 1), "bf16", 1)
+    assert shard_tensor(heads, Shard("model", 1), 4) == Tensor((2, 4, 8, 64), (8 * 768, 64, 768, 1), "bf16", 1)
     scores = Tensor((2, 16, 8, 8), (1024, 64, 8, 1), "bf16", 2)
     batched = Tensor((32, 8, 8), (64, 8, 1), "bf16", 2)
-    place = in_view(scores, Place("model", 1), batched)
-    assert place == Place("model", 0, outer=2)  # 16 heads, in each of 2 samples
-    assert in_view(batched, place, scores) == Place("model", 1)  # and back, not the samples
-    assert shrunk(batched, place, 4).shape == (8, 8, 8)
+    shard = shard_in_view(scores, Shard("model", 1), batched)
+    assert shard == Shard("model", 0, outer=2)  # 16 heads, in each of 2 samples
+    assert shard_in_view(batched, shard, scores) == Shard("model", 1)  # and back, not the samples
+    assert shard_tensor(batched, shard, 4).shape == (8, 8, 8)
 
 
 def test_sums_over_a_cut_axis_are_terms() -> None:
     x = Tensor((512, 1024), (1024, 1), "bf16", 1)
     row, column = Tensor((1, 1024), (1024, 1), "bf16", 2), Tensor((512, 1), (1, 1), "bf16", 3)
-    assert carried("sum", x, Place("tokens", 0), row) is None
-    assert carried("sum", x, Place("model", 1), row) == Place("model", 1)
-    assert carried("sum", x, Place("tokens", 0), column) == Place("tokens", 0)
+    assert shard_of_result("sum", x, Shard("tokens", 0), row) is None
+    assert shard_of_result("sum", x, Shard("model", 1), row) == Shard("model", 1)
+    assert shard_of_result("sum", x, Shard("tokens", 0), column) == Shard("tokens", 0)
 
 
 def test_a_vocabulary_is_cut_and_its_softmax_joined() -> None:
@@ -111,7 +111,7 @@ def test_a_vocabulary_is_cut_and_its_softmax_joined() -> None:
         Op("mm", (looked, head), {}, (logits,), "kernel", "forward", "lm_head"),
         Op("_log_softmax", (logits, 1, False), {}, (out,), "kernel", "forward", ""),
     )
-    found = cut_tensors(replace(trace, ops=(*ops, *trace.ops), gradients=()), 3)
+    found = shard_tensors(replace(trace, ops=(*ops, *trace.ops), gradients=()), 3)
     assert found.ops[0].inputs[0].shape == (334, H)  # 1000 / 3, rounded up as tables are padded
     assert shapes(found, "_log_softmax", "forward") == [((T, 334),)]
     # the lookup's sum; the largest and the sum of each row
@@ -119,7 +119,7 @@ def test_a_vocabulary_is_cut_and_its_softmax_joined() -> None:
 
 
 def test_experts_are_dealt_out() -> None:
-    found = deal_experts(experts(count=8), 4)
+    found = shard_experts(experts(count=8), 4)
     assert shapes(found, "_grouped_mm", "forward") == [
         ((1024, 512), (2, 512, 1024), (2,)),
         ((1024, 1024), (2, 1024, 512), (2,)),
@@ -129,13 +129,13 @@ def test_experts_are_dealt_out() -> None:
     assert [g.elements for g in found.gradients] == [2 * 512 * 1024] * 2
     assert all(x.shape[0] == 2 for one in found.ops[-1].arguments for x in one)
     with pytest.raises(kc.KernelcastError, match="ep 3 does not divide the 8 experts"):
-        deal_experts(experts(count=8), 3)
+        shard_experts(experts(count=8), 3)
     with pytest.raises(kc.KernelcastError, match="no grouped products"):
-        deal_experts(mlp(1), 2)
+        shard_experts(mlp(1), 2)
 
 
 def test_experts_are_cut_by_columns_and_rows() -> None:
-    found = cut_tensors(experts(count=8), 2)
+    found = shard_tensors(experts(count=8), 2)
     assert shapes(found, "_grouped_mm", "forward") == [
         ((1024, 512), (8, 512, 512), (8,)),
         ((1024, 512), (8, 512, 512), (8,)),
@@ -144,4 +144,4 @@ def test_experts_are_cut_by_columns_and_rows() -> None:
 
 def test_one_rank_is_the_trace_itself() -> None:
     trace = mlp(2)
-    assert cut_tensors(trace, 1) is trace and deal_experts(trace, 1) is trace
+    assert shard_tensors(trace, 1) is trace and shard_experts(trace, 1) is trace

@@ -7,9 +7,9 @@ import pytest
 
 from kernelcast.schedule.timeline import Collective, schedule_streams
 from kernelcast.tracing.traced import Gradient
-from kernelcast.training.data_parallel import Weight, buckets
+from kernelcast.training.data_parallel import RankParameter, buckets
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.pipeline import Timing, balanced, most_in_flight, orders, run
+from kernelcast.training.pipeline import PipelineTimes, balanced, most_in_flight, orders, run
 
 
 def test_what_the_backward_pass_hides() -> None:
@@ -53,7 +53,9 @@ def test_parts_of_a_run_add_up() -> None:
 
 def table(schedule: str, stages: int, micro: int, virtual: int = 1, send: float = 0.0, forward: float = 1.0) -> float:
     parts = stages * virtual
-    timing = Timing([forward / virtual] * parts, [2.0 / virtual] * parts, [2.0 / virtual] * parts, [send] * (parts - 1))
+    timing = PipelineTimes(
+        [forward / virtual] * parts, [2.0 / virtual] * parts, [2.0 / virtual] * parts, [send] * (parts - 1)
+    )
     return max(run(orders(schedule, stages, micro, virtual), timing, micro).ends_s)
 
 
@@ -80,7 +82,7 @@ def test_one_micro_batch_passes_stages_in_turn() -> None:
 def test_unequal_stages() -> None:
     # stages of 1 and 2 s forward, 2 and 4 s backward: the second works without a break from 1 s on, then the first
     # has its last backward pass
-    timing = Timing([1, 2], [2, 4], [2, 4], [0.0])
+    timing = PipelineTimes([1, 2], [2, 4], [2, 4], [0.0])
     assert max(run(orders("1f1b", 2, 5), timing, 5).ends_s) == pytest.approx(1 + 5 * 6 + 2)
 
 
@@ -92,7 +94,7 @@ def test_micro_batches_in_flight(stages: int, micro: int) -> None:
 
 
 def test_buckets_fill_in_the_order_of_readiness() -> None:
-    weights = [Weight(Gradient(10, 5, ready), 0, "dp", "bf16") for ready in (7, 3, 5, 9)]
+    weights = [RankParameter(Gradient(10, 5, ready), 0, "dp", "bf16") for ready in (7, 3, 5, 9)]
     found = buckets(weights, 20, "all_reduce")
     # 10 at op 3 and 10 at op 5 fill the first; 7 and 9 the second
     assert [(m.bytes, m.ready) for m in found] == [(20, 5), (20, 9)]

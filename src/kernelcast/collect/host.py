@@ -31,7 +31,7 @@ from kernelcast.schedule.timeline import COSTS, Host
 from kernelcast.tracing import MODES, trace
 from kernelcast.tracing.aten import OpSettings, op_launches
 from kernelcast.tracing.traced import Trace
-from kernelcast.training.step import host_counts, predicted
+from kernelcast.training.step import host_counts, predict_ops
 
 _WARM_UPS, _ROUNDS, _REPEATS = 3, 4, 8  # in rounds over all programs: a host's speed drifts within seconds
 # How far proportions of costs differ from those of the host that ships, as a share: what noisy programs do not tell
@@ -57,7 +57,7 @@ def counts_of(traced: Trace, target: Gpu) -> dict[str, float]:
     """How often a step has each of ``COSTS``; kernels as the rules of ATen ops say."""
     times = Times(target, Conditions(predictor="generic"))
     settings = OpSettings(capability=target.compute_capability, l2_bytes=target.l2_bytes)
-    costs = predicted(traced.ops, times, lambda op: op_launches(op, settings))
+    costs = predict_ops(traced.ops, times, lambda op: op_launches(op, settings))
     counts = {name: float(np.sum(count)) for name, count in host_counts(traced).items()}
     return counts | {"launch_s": float(sum(op_cost.launches for op_cost in costs if op_cost))}
 

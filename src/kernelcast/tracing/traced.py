@@ -142,7 +142,7 @@ class Trace:
     built: dict[str, Any] = field(default_factory=dict)  # which class, inputs and formats, where a command chose them
     notes: tuple[str, ...] = ()  # what was taken for granted
     tp_plan: dict[str, str] = field(default_factory=dict)  # how the model itself says that its modules are cut
-    uncut: tuple[tuple[str, int], ...] = ()  # of a rank of tensor parallelism: what it has whole, with how many numbers
+    unsharded: tuple[tuple[str, int], ...] = ()  # of a tensor-parallel rank: modules that it has whole, and parameters
     nodes: int = 0  # of autograd's graph that the backward pass runs, those that launch nothing too
 
     @property

@@ -1,4 +1,4 @@
-"""What data-parallel ranks send one another: buckets of gradients (DDP), and the shards of ZeRO 1, 2 and 3 (FSDP)."""
+"""Collectives of data parallelism: buckets of gradients (DDP), and the shards of ZeRO 1, 2 and 3 (FSDP)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import cached_property
 from kernelcast.schedule.timeline import Collective
 from kernelcast.tracing.traced import Gradient
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.step import Queue
+from kernelcast.training.step import LaunchQueue
 
-_ALL = float("inf")  # bytes: whatever there is goes in one message
+_ALL = float("inf")  # bytes: whatever there is goes in one bucket
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A parameter of one rank, by its gradient: its unit of the model, and who has the same one."""
+class RankParameter:
+    """A parameter of one rank, by its gradient: its unit of the model, and the group that replicates it."""
 
     gradient: Gradient
     unit: int
@@ -25,7 +25,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Message:
+class Bucket:
     op: str
     bytes: float
     dtype: str
@@ -33,32 +33,31 @@ class Message:
     ready: int  # the op after which it may go
 
 
-def buckets(weights: Sequence[Weight], limit_bytes: float, op: str) -> list[Message]:
-    """Gradients in the order in which they become ready, sent when ``limit_bytes`` are full, as DDP does once it has
-    seen that order."""
-    found: list[Message] = []
+def buckets(weights: Sequence[RankParameter], limit_bytes: float, op: str) -> list[Bucket]:
+    """Gradients in the order in which they are ready, sent when ``limit_bytes`` are full, as DDP does."""
+    full: list[Bucket] = []
     for group, dtype in dict.fromkeys((w.group, w.dtype) for w in weights):
         held, ready = 0.0, 0
         for w in sorted((w for w in weights if (w.group, w.dtype) == (group, dtype)), key=lambda w: w.gradient.ready):
             held, ready = held + w.gradient.bytes, w.gradient.ready
             if held >= limit_bytes:
-                found.append(Message(op, held, dtype, group, ready))
+                full.append(Bucket(op, held, dtype, group, ready))
                 held = 0.0
         if held:
-            found.append(Message(op, held, dtype, group, ready))
-    return sorted(found, key=lambda message: message.ready)
+            full.append(Bucket(op, held, dtype, group, ready))
+    return sorted(full, key=lambda bucket: bucket.ready)
 
 
 @dataclass(frozen=True)
-class Sender:
-    """Makes the jobs of one part of the model. ``seconds``: of a message's collective."""
+class DataParallel:
+    """Makes the jobs of one part of the model. ``seconds``: of a bucket's collective."""
 
     layout: TrainingLayout
-    weights: Sequence[Weight]
+    weights: Sequence[RankParameter]
     unit_of: Sequence[int]  # of each op
-    seconds: Callable[[Message], float]
+    seconds: Callable[[Bucket], float]
 
-    def gradients(self, queue: Queue, waits: int, final: bool) -> Iterator[Collective]:
+    def gradients(self, queue: LaunchQueue, waits: int, final: bool) -> Iterator[Collective]:
         """Of a backward pass; kernel ``waits`` needs them. ``final``: of the step's last micro-batch; before it only
         ZeRO 2 and 3 send, for they keep no whole gradients."""
         zero, overlap = self.layout.zero, self.layout.overlap
@@ -66,21 +65,21 @@ class Sender:
             return
         op = "reduce_scatter" if zero else "all_reduce"
         if zero == 3:
-            messages = [m for unit in sorted(self._units) for m in buckets(self._units[unit], _ALL, op)]
+            buckets_ready = [m for unit in sorted(self._units) for m in buckets(self._units[unit], _ALL, op)]
         else:
-            messages = buckets(self.weights, self.layout.bucket_bytes if overlap else _ALL, op)
-        for message in messages:
-            after = queue.kernel_at(message.ready) if overlap else len(queue.kernels) - 1
-            yield self._job(message, after, waits)
+            buckets_ready = buckets(self.weights, self.layout.bucket_bytes if overlap else _ALL, op)
+        for bucket in buckets_ready:
+            after = queue.kernel_at(bucket.ready) if overlap else len(queue.kernels) - 1
+            yield self._job(bucket, after, waits)
 
     def parameters(self, end: int) -> Iterator[Collective]:
         """After the optimizer, whose kernels are ``end``, each rank has its shard of the new parameters: ZeRO 1 and 2
         gather them at once."""
         if self.layout.dp > 1 and self.layout.zero in (1, 2):
-            for message in buckets(self.weights, _ALL, "all_gather"):
-                yield self._job(message, end - 1, end)
+            for bucket in buckets(self.weights, _ALL, "all_gather"):
+                yield self._job(bucket, end - 1, end)
 
-    def gathers(self, queue: Queue) -> Iterator[Collective]:
+    def gathers(self, queue: LaunchQueue) -> Iterator[Collective]:
         """ZeRO 3 gathers a unit's parameters before it runs, one unit ahead; forward and backward apart."""
         if self.layout.dp == 1 or self.layout.zero < 3:
             return
@@ -89,17 +88,17 @@ class Sender:
             firsts.setdefault((kernel.phase, self.unit_of[place]), at)
         before = next(iter(firsts.values()), 0)
         for (_, unit), first in firsts.items():
-            for message in buckets(self._units.get(unit, ()), _ALL, "all_gather"):
-                yield self._job(message, before - 1, first)
+            for bucket in buckets(self._units.get(unit, ()), _ALL, "all_gather"):
+                yield self._job(bucket, before - 1, first)
             before = first
 
     @cached_property
-    def _units(self) -> dict[int, list[Weight]]:
-        found: dict[int, list[Weight]] = {}
+    def _units(self) -> dict[int, list[RankParameter]]:
+        units: dict[int, list[RankParameter]] = {}
         for weight in self.weights:
-            found.setdefault(weight.unit, []).append(weight)
-        return found
+            units.setdefault(weight.unit, []).append(weight)
+        return units
 
-    def _job(self, message: Message, after: int, before: int) -> Collective:
-        sent_bytes = self.layout.group(message.group).sent_bytes(message.op, message.bytes)
-        return Collective(message.op, self.seconds(message), after, before, sent_bytes)
+    def _job(self, bucket: Bucket, after: int, before: int) -> Collective:
+        sent_bytes = self.layout.group(bucket.group).sent_bytes(bucket.op, bucket.bytes)
+        return Collective(bucket.op, self.seconds(bucket), after, before, sent_bytes)

@@ -1,4 +1,4 @@
-"""How a training step is dealt out to GPUs, and which links each group of them talks over."""
+"""Parallelism of a training step, and the links that each process group communicates over."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, bucket_cap_mb
 
 @dataclass(frozen=True)
 class TrainingLayout:
-    """Ranks of a job: ``dp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then dp, then pp (Megatron's order).
+    """``dp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then dp, then pp (Megatron's order).
 
-    ``zero``: 0 keeps everything on each of the dp ranks, 1 deals out optimizer states, 2 gradients too, 3 parameters
-    too (FSDP). ``ep``: ranks among the dp ones that share out the experts. ``micro_batches``: times that the traced
-    batch, which is ONE micro-batch of one dp rank, passes before the optimizer's step. ``virtual_stages``: parts of
-    the model on each stage of the interleaved schedule. ``bucket_bytes``: gradients that are sent together.
-    ``overlap``: they are sent while the backward pass runs (DDP, FSDP), or all at its end (Megatron without
-    --overlap-grad-reduce). ``stage_layers``: layers on each stage, in order; not given: balanced by time.
+    ``zero``: 0 replicates everything on the dp ranks, 1 shards optimizer states, 2 gradients too, 3 parameters too
+    (FSDP). ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE micro-batch of one dp
+    rank, before the optimizer's step. ``virtual_stages``: parts of the model per stage of the interleaved schedule.
+    ``bucket_bytes``: gradients that are sent together. ``overlap``: they are sent while the backward pass runs (DDP,
+    FSDP), or all at its end (Megatron without --overlap-grad-reduce). ``stage_layers``: layers on each stage, in order;
+    not given: balanced by time.
     """
 
     dp: int = 1
@@ -50,9 +50,9 @@ class TrainingLayout:
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
         if self.dp % self.ep:
-            raise KernelcastError(f"ep {self.ep} does not divide dp {self.dp}: experts are dealt out over the dp ranks")
+            raise KernelcastError(f"ep {self.ep} does not divide dp {self.dp}: experts are on the dp ranks")
         if self.sequence_parallel and self.tp == 1:
-            raise KernelcastError("sequence_parallel needs tp of 2 or more: it cuts what lies between tp's layers")
+            raise KernelcastError("sequence_parallel needs tp of 2 or more: it shards what is between tp's layers")
         self._check_pipeline()
 
     def _check_pipeline(self) -> None:
@@ -74,36 +74,36 @@ class TrainingLayout:
 
     @property
     def parts(self) -> int:
-        """Pieces that the depth of the model is cut into."""
+        """Of the model, over all stages."""
         return self.pp * self.virtual_stages
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """'dp 4, tp 2, ZeRO 1'"""
-        words = [f"{name} {getattr(self, name)}" for name in ("dp", "tp", "pp", "ep") if getattr(self, name) > 1]
-        words += ["sequence parallel"] if self.sequence_parallel else []
-        words += [f"ZeRO {self.zero}"] if self.zero else []
-        words += [f"{self.schedule}, {self.micro_batches} micro-batches"] if self.pp > 1 else []
-        words += [f"{self.micro_batches} micro-batches"] if self.pp == 1 and self.micro_batches > 1 else []
-        return ", ".join(words) or "one GPU"
+        labels = [f"{name} {getattr(self, name)}" for name in ("dp", "tp", "pp", "ep") if getattr(self, name) > 1]
+        labels += ["sequence parallel"] if self.sequence_parallel else []
+        labels += [f"ZeRO {self.zero}"] if self.zero else []
+        labels += [f"{self.schedule}, {self.micro_batches} micro-batches"] if self.pp > 1 else []
+        labels += [f"{self.micro_batches} micro-batches"] if self.pp == 1 and self.micro_batches > 1 else []
+        return ", ".join(labels) or "one GPU"
 
-    def group(self, name: str) -> Group:
-        """Ranks that talk to one another: tp, dp, ep (who shares experts), or expert_dp (who has the same ones)."""
+    def group(self, name: str) -> ProcessGroup:
+        """tp, dp, ep (ranks that share the experts), or expert_dp (ranks that have the same experts)."""
         worlds = {
             "tp": (self.tp, 1), "dp": (self.dp, self.tp), "ep": (self.ep, self.tp),
             "expert_dp": (self.dp // self.ep, self.tp * self.ep),
         }  # fmt: skip
-        return Group(*worlds[name], self.gpus_per_node, self.between_nodes)
+        return ProcessGroup(*worlds[name], self.gpus_per_node, self.between_nodes)
 
     def sends_between_nodes(self, gpu: Gpu, stage: int) -> bool:
-        """Whether ``stage`` and the next one (the first, after the last) lie in different nodes."""
+        """Whether ``stage`` and the next one (the first, after the last) are on different nodes."""
         node = self.tp * self.dp
         one, other = stage % self.pp, (stage + 1) % self.pp
         return not nvlink_domain(gpu) and one * node // self.gpus_per_node != other * node // self.gpus_per_node
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """``world`` ranks, ``stride`` apart."""
 
     world: int
@@ -112,8 +112,8 @@ class Group:
     between_nodes: str
 
     def launches(self, op: str, size_bytes: float, dtype: str, gpu: Gpu) -> Iterator[Launch]:
-        """The kernel calls of one collective. Ranks of one node join theirs over its links first, then each talks to
-        its like in the other nodes over its own port (how NCCL's rings and trees use them; here one after another)."""
+        """The kernel calls of one collective. Ranks of a node reduce over its links first, then each exchanges with its
+        peers in the other nodes over its port (as NCCL's rings and trees do; here one after another)."""
         if self.world == 1 or size_bytes < 1:
             return
         inside = max(1, self.gpus_per_node // self.stride)
@@ -137,9 +137,9 @@ class Group:
 
 
 def collective_launch(op: str, size_bytes: float, world: int, dtype: str, fabric: str | None) -> Launch:
-    """``fabric``: None is the GPU's own link."""
-    words = {
+    """``fabric``: None is the link of the GPU."""
+    arguments = {
         "bytes": max(1, round(size_bytes)), "world": world, "stack": "nccl", "fabric": fabric,
         "dtype": dtype if dtype in ("fp32", "bf16", "fp16") else "fp32",
     }  # fmt: skip
-    return Launch("communication", Call.of(op, words))
+    return Launch("communication", Call.of(op, arguments))

@@ -1,4 +1,4 @@
-"""Memory of a traced step: what it holds at its peak, whether that fits, and when each tensor lives."""
+"""Memory of a traced step: what it holds at its peak, whether that fits, and the lifetime of each tensor."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FRAMEWORK_BYTES = 1.2e9
 FRAGMENTED = 0.05
 
 
-def held(parts: Mapping[str, float], gpu: Gpu) -> Memory:
-    """What a model holds, and beside it context and workspaces, and what the allocator cannot use."""
+def with_overhead(parts: Mapping[str, float], gpu: Gpu) -> Memory:
+    """And context and workspaces, and what the allocator cannot use."""
     overhead = FRAMEWORK_BYTES + FRAGMENTED * sum(parts.values())
     return Memory({**parts, "overhead": overhead}, gpu.dram_bytes, gpu.dram_bytes)
 
@@ -27,25 +27,25 @@ def held(parts: Mapping[str, float], gpu: Gpu) -> Memory:
 def step_memory(trace: Trace, gpu: Gpu) -> Memory:
     """Of one GPU that runs a whole traced step."""
     names = ("parameters", "gradients", "optimizer", "inputs", "activations")
-    return held({name: float(getattr(trace.footprint, name)) for name in names}, gpu)
+    return with_overhead({name: float(getattr(trace.footprint, name)) for name in names}, gpu)
 
 
 def check_fits(trace: Trace, gpu: Gpu) -> None:
     """Refuse a step that does not fit, and say by how much and what needs less."""
-    found = step_memory(trace, gpu)
-    if found.fits:
+    memory = step_memory(trace, gpu)
+    if memory.fits:
         return
     named = ("parameters", "gradients", "optimizer", "activations")
-    told = ", ".join(f"{name} {found[name] / 1e9:,.1f}" for name in named if found[name])
+    parts = ", ".join(f"{name} {memory[name] / 1e9:,.1f}" for name in named if memory[name])
     raise KernelcastError(
-        f"{trace.name} needs {found.used_bytes / 1e9:,.1f} GB at its peak ({told}), "
-        f"{found.missing_bytes / 1e9:,.1f} GB more than {gpu.id} has; "
+        f"{trace.name} needs {memory.used_bytes / 1e9:,.1f} GB at its peak ({parts}), "
+        f"{memory.missing_bytes / 1e9:,.1f} GB more than {gpu.id} has; "
         "a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
     )
 
 
 @dataclass(frozen=True)
-class Life:
+class Lifetime:
     """Memory from the op that makes it to the one that uses it last. ``unit``: of the op that makes it."""
 
     made: int
@@ -54,8 +54,8 @@ class Life:
     unit: int
 
 
-def activations(trace: Trace, units: Sequence[int]) -> list[Life]:
-    """What forward and backward pass make, gradients of parameters apart. ``units``: of each op."""
+def activations(trace: Trace, units: Sequence[int]) -> list[Lifetime]:
+    """Tensors of the forward and backward pass, less gradients of parameters. ``units``: of each op."""
     kept = {out.storage for g in trace.gradients for out in trace.ops[g.ready].outputs if out.elements == g.elements}
     made: dict[int, tuple[int, Tensor]] = {}
     last: dict[int, int] = {}
@@ -67,13 +67,13 @@ def activations(trace: Trace, units: Sequence[int]) -> list[Life]:
             if x.storage not in known:
                 made.setdefault(x.storage, (at, x))
         last |= {x.storage: at for x in (*op.inputs, *op.outputs)}
-    return [Life(at, last[storage], x.bytes, units[at]) for storage, (at, x) in made.items()]
+    return [Lifetime(at, last[storage], x.bytes, units[at]) for storage, (at, x) in made.items()]
 
 
-def alive_bytes(lives: Iterable[Life], ops: int) -> Array:
+def alive_bytes(lifetimes: Iterable[Lifetime], ops: int) -> Array:
     """During each op."""
     change = np.zeros(ops + 1)
-    for life in lives:
-        change[life.made] += life.bytes
-        change[life.last + 1] -= life.bytes
+    for lifetime in lifetimes:
+        change[lifetime.made] += lifetime.bytes
+        change[lifetime.last + 1] -= lifetime.bytes
     return np.cumsum(change)[:-1]

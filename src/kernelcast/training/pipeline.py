@@ -12,13 +12,13 @@ import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing.traced import Gradient, Op, Tensor, Trace
-from kernelcast.training.placement import is_list, together, with_tensors
+from kernelcast.training.placement import is_tensor_list, parameter_groups, with_tensors
 
 # layers.3, h.3, encoder.layer.3, blocks.3: the first number in a module's path that follows such a word
 _LAYER = re.compile(r"^(?:.*?\.)?(?:layers?|h|blocks?|block_list)\.\d+(?=\.|$)")
 
 
-class Depth:
+class LayerMap:
     """Units of a model: 0 before the first layer, 1 to ``layers``, and one behind the last."""
 
     def __init__(self, trace: Trace) -> None:
@@ -83,7 +83,7 @@ def _layer_name(path: str) -> str:
     return found.group(0) if found else ""
 
 
-def parts(depth: Depth, unit_s: Sequence[float], count: int, given: Sequence[int] | None = None) -> list[int]:
+def parts(depth: LayerMap, unit_s: Sequence[float], count: int, given: Sequence[int] | None = None) -> list[int]:
     """The part of each unit when the layers are cut into ``count`` runs; what comes before and behind goes with the
     first and the last. ``given``: layers of each part; else the slowest part is as fast as it can be."""
     layers = depth.layers
@@ -129,7 +129,7 @@ def balanced(times_s: Sequence[float], count: int) -> list[int]:
     return sizes[::-1]
 
 
-def sent_bytes(depth: Depth, part_of: Sequence[int], part: int) -> tuple[float, str]:
+def sent_bytes(depth: LayerMap, part_of: Sequence[int], part: int) -> tuple[float, str]:
     """What the forward pass of ``part`` hands to the next: results of its layers that those read. And their format."""
     made: dict[int, Tensor] = {}
     sent: dict[int, Tensor] = {}
@@ -144,7 +144,7 @@ def sent_bytes(depth: Depth, part_of: Sequence[int], part: int) -> tuple[float, 
     return float(sum(x.bytes for x in sent.values())), dtype
 
 
-def optimizer_ops(depth: Depth, units: Container[int], shards: Callable[[Tensor], int]) -> Iterator[tuple[int, Op]]:
+def optimizer_ops(depth: LayerMap, units: Container[int], shards: Callable[[Tensor], int]) -> Iterator[tuple[int, Op]]:
     """The optimizer's ops with their place, on the parameters of these units, of each the part that one of its
     ``shards`` ranks has."""
     owner = dict(depth.owner)
@@ -162,18 +162,18 @@ def optimizer_ops(depth: Depth, units: Container[int], shards: Callable[[Tensor]
     for at, op in enumerate(depth.trace.ops):
         if op.phase != "optimizer":
             continue
-        groups = together(op)
+        groups = parameter_groups(op)
         chosen = [i for i, group in enumerate(groups) if mine(group)]
         if not chosen:
             continue
         arguments = tuple(
-            tuple(one[i] for i in chosen if i < len(one)) if is_list(one) else one for one in op.arguments
+            tuple(one[i] for i in chosen if i < len(one)) if is_tensor_list(one) else one for one in op.arguments
         )
         outputs = [op.outputs[i] for i in chosen] if len(op.outputs) == len(groups) else op.outputs
         yield at, with_tensors(replace(op, arguments=arguments), part, tuple(part(x) for x in outputs))
 
 
-class Task(NamedTuple):
+class PipelineTask(NamedTuple):
     """One pass of a micro-batch through one part of the model."""
 
     backward: bool
@@ -182,7 +182,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timing:
+class PipelineTimes:
     """Seconds of every task: by part; and to send a result on from each part."""
 
     forward_s: Sequence[float]
@@ -192,30 +192,30 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Timetable:
+class PipelineSchedule:
     """When each task of each stage starts and ends."""
 
-    tasks: tuple[tuple[tuple[Task, float, float], ...], ...]
+    tasks: tuple[tuple[tuple[PipelineTask, float, float], ...], ...]
 
     @property
     def ends_s(self) -> tuple[float, ...]:
         return tuple(max((end for _, _, end in stage), default=0.0) for stage in self.tasks)
 
 
-def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> list[list[Task]]:
+def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> list[list[PipelineTask]]:
     """The tasks of each stage in the order in which it takes them."""
     return [_order(schedule, stage, stages, micro_batches, virtual) for stage in range(stages)]
 
 
-def _order(schedule: str, stage: int, stages: int, micro_batches: int, virtual: int) -> list[Task]:
+def _order(schedule: str, stage: int, stages: int, micro_batches: int, virtual: int) -> list[PipelineTask]:
     """Some forward passes to fill the pipeline (GPipe: all), then one forward and one backward in turn, then what is
     left. Interleaved as in Megatron-LM (Narayanan et al. 2021, schedules.py): groups of ``stages`` micro-batches pass
     one part of the stage after another, backward from its last part to its first.
     """
     parts = range(stage, stages * virtual, stages)
     groups = [range(first, min(first + stages, micro_batches)) for first in range(0, micro_batches, stages)]
-    forward = [Task(False, i, part) for group in groups for part in parts for i in group]
-    backward = [Task(True, i, part) for group in groups for part in reversed(parts) for i in group]
+    forward = [PipelineTask(False, i, part) for group in groups for part in parts for i in group]
+    backward = [PipelineTask(True, i, part) for group in groups for part in reversed(parts) for i in group]
     if schedule == "gpipe":
         return forward + backward
     warm = stages - stage - 1 if virtual == 1 else (stages - stage - 1) * 2 + (virtual - 1) * stages
@@ -226,12 +226,12 @@ def _order(schedule: str, stage: int, stages: int, micro_batches: int, virtual: 
     return tasks + backward[len(forward) - warm :]
 
 
-def run(order: list[list[Task]], timing: Timing, micro_batches: int) -> Timetable:
+def run(order: list[list[PipelineTask]], timing: PipelineTimes, micro_batches: int) -> PipelineSchedule:
     """Each stage takes its next task as soon as it is free and the task's input has come."""
     parts, stages = len(timing.forward_s), len(order)
-    done: dict[Task, float] = {}
+    done: dict[PipelineTask, float] = {}
     clocks = [0.0] * stages
-    table: list[list[tuple[Task, float, float]]] = [[] for _ in order]
+    table: list[list[tuple[PipelineTask, float, float]]] = [[] for _ in order]
     left = [list(reversed(tasks)) for tasks in order]
     while any(left):
         before = len(done)
@@ -249,23 +249,23 @@ def run(order: list[list[Task]], timing: Timing, micro_batches: int) -> Timetabl
                 table[stage].append((task, start, clocks[stage]))
         if len(done) == before:
             raise RuntimeError("a pipeline schedule waits for itself")
-    return Timetable(tuple(tuple(stage) for stage in table))
+    return PipelineSchedule(tuple(tuple(stage) for stage in table))
 
 
-def _source(task: Task, parts: int) -> Task | None:
+def _source(task: PipelineTask, parts: int) -> PipelineTask | None:
     """The task whose result this one takes in."""
     if not task.backward:
         return task._replace(part=task.part - 1) if task.part else None
     return task._replace(backward=False) if task.part == parts - 1 else task._replace(part=task.part + 1)
 
 
-def _time_s(task: Task, timing: Timing, micro_batches: int) -> float:
+def _time_s(task: PipelineTask, timing: PipelineTimes, micro_batches: int) -> float:
     if not task.backward:
         return timing.forward_s[task.part]
     last = task.micro_batch == micro_batches - 1
     return (timing.last_backward_s if last else timing.backward_s)[task.part]
 
 
-def most_in_flight(order: Sequence[Task]) -> int:
+def most_in_flight(order: Sequence[PipelineTask]) -> int:
     """Forward passes of a stage whose backward pass has not run, at most."""
     return max(accumulate(-1 if task.backward else 1 for task in order))

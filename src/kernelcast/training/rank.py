@@ -1,4 +1,4 @@
-"""One rank of a training job: its share of the trace, the kernels of each part of the model, and its memory."""
+"""One rank of a training job: its shard of the trace, the kernels of each part of the model, and its memory."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from kernelcast.ops.work import Array
 from kernelcast.schedule import Host, Memory
 from kernelcast.tracing.aten import OpLaunches, OpSettings
 from kernelcast.tracing.traced import Op, Tensor, Trace
-from kernelcast.training.data_parallel import Message, Sender, Weight
-from kernelcast.training.expert_parallel import deal_experts
+from kernelcast.training.data_parallel import Bucket, DataParallel, RankParameter
+from kernelcast.training.expert_parallel import shard_experts
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.memory import Life, activations, alive_bytes, held
-from kernelcast.training.pipeline import Depth, optimizer_ops, parts
+from kernelcast.training.memory import Lifetime, activations, alive_bytes, with_overhead
+from kernelcast.training.pipeline import LayerMap, optimizer_ops, parts
 from kernelcast.training.placement import is_collective
-from kernelcast.training.step import OpRan, Queue, cost_in_pieces, launch_costs, predicted
-from kernelcast.training.tensor_parallel import Roles, cut_tensors
+from kernelcast.training.step import LaunchQueue, OpKernels, launch_costs, op_cost, predict_ops
+from kernelcast.training.tensor_parallel import TensorParallelPlan, shard_tensors
 
 
 class Rank:
-    """``trace`` is the whole model, ``cut`` what one rank runs of it, of which it has some parts of the depth."""
+    """``trace`` is the whole model, ``rank_trace`` what one rank runs of it."""
 
     def __init__(
         self, trace: Trace, layout: TrainingLayout, times: Times, machine: Host, graph: bool, tf32: bool,
-        roles: Roles | None,
+        tp_plan: TensorParallelPlan | None,
     ) -> None:  # fmt: skip
         self.trace, self.layout, self.times, self.machine, self.graph = trace, layout, times, machine, graph
         self.gpu: Gpu = times.gpu
         self.settings = OpSettings(tf32=tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
-        dealt = deal_experts(trace, layout.ep)
-        self.cut = cut_tensors(dealt, layout.tp, layout.sequence_parallel, roles)
-        self.depth = Depth(self.cut)
-        self.host_s = launch_costs(self.cut, machine)
-        experts = [a.elements != b.elements for a, b in zip(trace.gradients, dealt.gradients, strict=True)]
+        sharded = shard_experts(trace, layout.ep)
+        self.rank_trace = shard_tensors(sharded, layout.tp, layout.sequence_parallel, tp_plan)
+        self.depth = LayerMap(self.rank_trace)
+        self.host_s = launch_costs(self.rank_trace, machine)
+        experts = [a.elements != b.elements for a, b in zip(trace.gradients, sharded.gradients, strict=True)]
         self.weights = [
-            Weight(
+            RankParameter(
                 gradient=g,
                 unit=self.depth.gradient_unit(g),
                 group="expert_dp" if expert else "dp",
                 dtype={4: "fp32", 2: "bf16"}.get(g.bytes // max(1, g.elements), "fp32"),
             )
-            for g, expert in zip(self.cut.gradients, experts, strict=True)
+            for g, expert in zip(self.rank_trace.gradients, experts, strict=True)
         ]
 
     # ---- kernels ----
@@ -57,7 +57,7 @@ class Rank:
             return OpLaunches(
                 tuple(self.layout.group(op.options["group"]).launches(op.name, x.bytes, x.dtype, self.gpu))
             )
-        return cost_in_pieces(op, self.settings, self.gpu)
+        return op_cost(op, self.settings, self.gpu)
 
     def launches_s(self, launches: Iterable[Launch]) -> float:
         """Of collectives one after another, with nothing beside them."""
@@ -66,10 +66,10 @@ class Rank:
         return sum(self.times[call].interval.value for call in calls)
 
     @cached_property
-    def kernels(self) -> dict[int, OpRan | None]:
-        """Of each op of forward and backward, by its place."""
-        places = [at for at, op in enumerate(self.cut.ops) if op.phase != "optimizer"]
-        return dict(zip(places, predicted([self.cut.ops[at] for at in places], self.times, self._costs), strict=True))
+    def kernels(self) -> dict[int, OpKernels | None]:
+        """Of each op of forward and backward, by index."""
+        ops = {at: op for at, op in enumerate(self.rank_trace.ops) if op.phase != "optimizer"}
+        return dict(zip(ops, predict_ops(ops.values(), self.times, self._costs), strict=True))
 
     # ---- parts of the depth ----
 
@@ -84,14 +84,14 @@ class Rank:
     def parts_of(self, stage: int) -> range:
         return range(stage, self.layout.parts, self.layout.pp)
 
-    def queue(self, part: int, *phases: str) -> Queue:
+    def queue(self, part: int, *phases: str) -> LaunchQueue:
         """The kernels of one pass through a part."""
         units = self.depth.unit
         mine = [(at, kernel) for at, kernel in self.kernels.items()
-                if self.cut.ops[at].phase in phases and self.part_of[units[at]] == part]  # fmt: skip
+                if self.rank_trace.ops[at].phase in phases and self.part_of[units[at]] == part]  # fmt: skip
         return self._queue(mine)
 
-    def optimizer(self, stage: int) -> Queue:
+    def optimizer(self, stage: int) -> LaunchQueue:
         """The optimizer's pass over the parameters of one stage, or over their shards."""
 
         def shards(x: Tensor) -> int:  # experts' parameters have three axes
@@ -99,35 +99,35 @@ class Rank:
 
         mine = {unit for unit, part in enumerate(self.part_of) if part in self.parts_of(stage)}
         found = list(optimizer_ops(self.depth, mine, shards))
-        kernels = predicted([op for _, op in found], self.times, self._costs)
+        kernels = predict_ops([op for _, op in found], self.times, self._costs)
         return self._queue([(at, kernel) for (at, _), kernel in zip(found, kernels, strict=True)])
 
-    def _queue(self, found: Sequence[tuple[int, OpRan | None]]) -> Queue:
-        return Queue.of(found, self.host_s, self.machine, self.graph)
+    def _queue(self, found: Sequence[tuple[int, OpKernels | None]]) -> LaunchQueue:
+        return LaunchQueue.of(found, self.host_s, self.machine, self.graph)
 
-    def sender(self, part: int) -> Sender:
-        def seconds(message: Message) -> float:
-            group = self.layout.group(message.group)
-            return self.launches_s(group.launches(message.op, message.bytes, message.dtype, self.gpu))
+    def sender(self, part: int) -> DataParallel:
+        def seconds(bucket: Bucket) -> float:
+            group = self.layout.group(bucket.group)
+            return self.launches_s(group.launches(bucket.op, bucket.bytes, bucket.dtype, self.gpu))
 
         mine = [weight for weight in self.weights if self.part_of[weight.unit] == part]
-        return Sender(self.layout, mine, self.depth.unit, seconds)
+        return DataParallel(self.layout, mine, self.depth.unit, seconds)
 
     # ---- memory ----
 
     def memory(self, stage: int, in_flight: int) -> Memory:
         """Of a rank of this stage that holds ``in_flight`` micro-batches at once."""
         layout, before = self.layout, self.trace.footprint
-        own = [weight for weight in self.weights if self.part_of[weight.unit] in self.parts_of(stage)]
-        whole = float(sum(weight.gradient.bytes for weight in own))
-        sharded = sum(self._shard_bytes(weight) for weight in own)
+        mine = [weight for weight in self.weights if self.part_of[weight.unit] in self.parts_of(stage)]
+        whole = float(sum(weight.gradient.bytes for weight in mine))
+        sharded = sum(self._shard_bytes(weight) for weight in mine)
         every = float(sum(g.bytes for g in self.trace.gradients))
         tied = self.depth.tied_bytes() if layout.pp > 1 and stage == layout.pp - 1 else 0.0
         by_unit: dict[int, float] = {}
-        for weight in own:
+        for weight in mine:
             by_unit[weight.unit] = by_unit.get(weight.unit, 0.0) + weight.gradient.bytes
         alive, grads = self._peak(stage, in_flight)
-        found = {
+        parts = {
             # frozen parameters and buffers are on every rank
             "parameter": max(0.0, before.parameters - every) + (sharded if layout.zero == 3 else whole + tied),
             "gradient": grads + (tied if layout.zero < 2 else 0.0),
@@ -137,21 +137,21 @@ class Rank:
             "gathered": sum(sorted(by_unit.values())[-2:]) if layout.zero == 3 and layout.dp > 1 else 0.0,
             "input": float(before.inputs) * in_flight,
         }
-        return held(found, self.gpu)
+        return with_overhead(parts, self.gpu)
 
-    def _shard_bytes(self, weight: Weight) -> float:
-        """Of each of the ranks that have the same parameter, among whom ZeRO deals it out."""
+    def _shard_bytes(self, weight: RankParameter) -> float:
+        """Of each of the ranks that have the same parameter, which ZeRO shards it over."""
         return weight.gradient.bytes / self.layout.group(weight.group).world
 
     def _peak(self, stage: int, in_flight: int) -> tuple[float, float]:
         """Bytes of activations and of gradients when both together are most."""
 
-        def alive_here(lives: Iterable[Life]) -> Array:
-            mine = self.parts_of(stage)
-            return alive_bytes((life for life in lives if self.part_of[life.unit] in mine), len(self.cut.ops))
+        def alive_here(lifetimes: Iterable[Lifetime]) -> Array:
+            mine = [each for each in lifetimes if self.part_of[each.unit] in self.parts_of(stage)]
+            return alive_bytes(mine, len(self.rank_trace.ops))
 
-        alive, grads = alive_here(self._lives), alive_here(self._gradients)
-        forward_end = max((at for at, op in enumerate(self.cut.ops) if op.phase == "forward"), default=-1)
+        alive, grads = alive_here(self._lifetimes), alive_here(self._gradients)
+        forward_end = max((at for at, op in enumerate(self.rank_trace.ops) if op.phase == "forward"), default=-1)
         alive = (alive + (in_flight - 1) * float(alive[forward_end])) * self._kept_longer
         if self.layout.micro_batches > 1:  # they stay from the first micro-batch on
             grads = np.full_like(grads, grads[-1])
@@ -159,23 +159,23 @@ class Rank:
         return float(alive[at]), float(grads[at])
 
     @cached_property
-    def _lives(self) -> list[Life]:
-        return activations(self.cut, self.depth.unit)
+    def _lifetimes(self) -> list[Lifetime]:
+        return activations(self.rank_trace, self.depth.unit)
 
     @cached_property
-    def _gradients(self) -> list[Life]:
-        end, sharded = len(self.cut.ops) - 1, self.layout.zero >= 2
+    def _gradients(self) -> list[Lifetime]:
+        end, sharded = len(self.rank_trace.ops) - 1, self.layout.zero >= 2
         return [
-            Life(w.gradient.ready, end, self._shard_bytes(w) if sharded else w.gradient.bytes, w.unit)
+            Lifetime(w.gradient.ready, end, self._shard_bytes(w) if sharded else w.gradient.bytes, w.unit)
             for w in self.weights
         ]
 
     @cached_property
     def _kept_longer(self) -> float:
-        """What the traced run held over what its ops tell: some tensors live on in Python until a function returns."""
+        """What the traced run held over what its ops tell: Python keeps some tensors until a function returns."""
         trace, before, ops = self.trace, self.trace.footprint, len(self.trace.ops)
         alive = alive_bytes(activations(trace, [0] * ops), ops)
-        grads = alive_bytes([Life(g.ready, ops - 1, g.bytes, 0) for g in trace.gradients], ops)
+        grads = alive_bytes([Lifetime(g.ready, ops - 1, g.bytes, 0) for g in trace.gradients], ops)
         at = int(np.argmax(alive + grads))
         if alive[at] < 0.5 * grads[at] or not before.activations:
             return 1.0

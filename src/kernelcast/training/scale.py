@@ -19,11 +19,11 @@ from kernelcast.schedule.timeline import INTERFERENCE, Collective, Host, StreamS
 from kernelcast.tracing.traced import Trace
 from kernelcast.training import pipeline
 from kernelcast.training.layout import TrainingLayout, collective_launch
-from kernelcast.training.pipeline import Timetable, sent_bytes
+from kernelcast.training.pipeline import PipelineSchedule, sent_bytes
 from kernelcast.training.placement import is_collective
 from kernelcast.training.rank import Rank
-from kernelcast.training.step import STEP, Forecast, OpRan, Queue, gap_s, machine_of
-from kernelcast.training.tensor_parallel import Roles
+from kernelcast.training.step import STEP, LaunchQueue, OpKernels, StepForecast, calibrated_host, gap_s
+from kernelcast.training.tensor_parallel import TensorParallelPlan
 
 # Parts of a stage's time, with what each is; they add up to the step.
 PARTS = {
@@ -40,7 +40,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Played:
+class RankPass:
     """Kernels and collectives of a rank as they ran, ``count`` times in a step.
 
     ``name`` with a pipeline: ``forward`` and ``backward`` of one micro-batch through a ``part`` of the model; in
@@ -49,7 +49,7 @@ class Played:
 
     name: str
     part: int
-    kernels: tuple[OpRan, ...]
+    kernels: tuple[OpKernels, ...]
     run: StreamSchedule
     count: int = 1
 
@@ -76,7 +76,7 @@ class Played:
         ]  # fmt: skip
 
 
-def parts_of(played: Iterable[Played], gap_s: float) -> dict[str, float]:
+def time_parts(played: Iterable[RankPass], gap_s: float) -> dict[str, float]:
     """``PARTS`` of a rank's time, as far as its own passes tell."""
     found = dict.fromkeys(PARTS, 0.0)
     for one in played:
@@ -93,7 +93,7 @@ def parts_of(played: Iterable[Played], gap_s: float) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """One stage of the pipeline (the only one without): a rank of it."""
 
     index: int
@@ -102,7 +102,7 @@ class Stage:
     memory: Memory
     in_flight: int  # micro-batches whose activations it holds at once
     tied_s: float  # joining gradients of a table that another stage has as well
-    played: tuple[Played, ...] = field(repr=False)  # the optimizer's, or the whole step, is the last
+    passes_run: tuple[RankPass, ...] = field(repr=False)  # the optimizer's, or the whole step, is the last
 
     @property
     def time_s(self) -> float:
@@ -111,28 +111,28 @@ class Stage:
     @property
     def collectives_s(self) -> float:
         """Of data parallelism, hidden or not."""
-        return sum(one.count * one.run.jobs_s for one in self.played) + self.tied_s
+        return sum(one.count * one.run.jobs_s for one in self.passes_run) + self.tied_s
 
     @property
     def sent_bytes(self) -> float:
         """By a rank for data parallelism, in rings."""
-        return sum(one.count * job.sent_bytes for one in self.played for job in one.run.jobs)
+        return sum(one.count * job.sent_bytes for one in self.passes_run for job in one.run.jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledStep(Forecast):
+class ScaledStep(StepForecast):
     """A step of ``layout.gpus`` GPUs. The trace is one micro-batch of one data-parallel rank; ``kernels`` are those of
     all stages one after another, and the optimizer's."""
 
-    cut: Trace  # as one rank runs it
+    rank_trace: Trace  # as one rank runs it
     layout: TrainingLayout
-    stages: tuple[Stage, ...]
-    timetable: Timetable | None
+    stages: tuple[PipelineStage, ...]
+    schedule: PipelineSchedule | None
 
     @cached_property
     def energy(self) -> Interval | None:
         """Joules of the step on all GPUs; a rank that waits, or sends beside nothing, draws what rest does."""
-        drawn = [self.drawn_by((kernel, run.count) for run in stage.played for kernel in run.kernels)
+        drawn = [self.drawn_by((kernel, run.count) for run in stage.passes_run for kernel in run.kernels)
                  for stage in self.stages]  # fmt: skip
         return total(drawn, self.gpus / len(self.stages))
 
@@ -201,7 +201,7 @@ class ScaledStep(Forecast):
         for stage in self.stages:
             place = f"stage {stage.index}" if len(self.stages) > 1 else "one rank"
             compute, sent = self._passes(stage)
-            end, start_s = stage.played[-1], self.time_s - stage.played[-1].run.end_s
+            end, start_s = stage.passes_run[-1], self.time_s - stage.passes_run[-1].run.end_s
             named = {
                 "compute": compute + end.kernel_events(start_s),
                 "communication": sent + end.job_events(start_s),
@@ -209,12 +209,12 @@ class ScaledStep(Forecast):
             lanes += [Lane(f"{place}, {self.gpu.name}", name, tuple(events)) for name, events in named.items()]
         return Timeline(tuple(lanes))
 
-    def _passes(self, stage: Stage) -> tuple[list[Event], list[Event]]:
+    def _passes(self, stage: PipelineStage) -> tuple[list[Event], list[Event]]:
         """Events of a pipeline's passes: compute, communication."""
-        played = {(one.name, one.part): one for one in stage.played}
+        played = {(one.name, one.part): one for one in stage.passes_run}
         compute: list[Event] = []
         sent: list[Event] = []
-        for task, start, end in self.timetable.tasks[stage.index] if self.timetable else ():
+        for task, start, end in self.schedule.tasks[stage.index] if self.schedule else ():
             name = "backward" if task.backward else "forward"
             compute.append(Event(f"{name} {task.micro_batch}", start, end - start, name, {"part": task.part}))
             kind = "last" if task.backward and task.micro_batch == self.layout.micro_batches - 1 else name
@@ -231,35 +231,35 @@ def scale(
     tf32: bool = False,
     graph: bool = False,
     on: str | Host = "server",
-    roles: Roles | None = None,
+    tp_plan: TensorParallelPlan | None = None,
     interference: float = INTERFERENCE,
     times: Times | None = None,
 ) -> ScaledStep:
     """Predict a step of ``layout.gpus`` GPUs. ``trace`` is ONE micro-batch of ONE data-parallel rank, of the whole
-    model: a step reads ``layout.dp * layout.micro_batches`` times its tokens. ``roles``: the table of names by which
+    model: a step reads ``layout.dp * layout.micro_batches`` times its tokens. ``tp_plan``: the table of names by which
     tensor parallelism cuts layers. ``interference``: share of their speed that kernels lose beside a collective.
     """
     if trace.mode != "training" or not trace.gradients:
         raise KernelcastError(f"{trace.name} is no trace of a training step; trace it with mode='training'")
     if not 0 <= interference < 1:
         raise KernelcastError(f"interference is a share from 0 to below 1, not {interference}")
-    machine = machine_of(on, conditions)
-    rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, roles)
+    machine = calibrated_host(on, conditions)
+    rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, tp_plan)
     if layout.pp == 1:
         table, stages = None, [_whole_step(rank, interference)]
-        time_s = stages[0].played[0].run.end_s
+        time_s = stages[0].passes_run[0].run.end_s
     else:
         time_s, table, stages = _Pipeline(rank, interference).run()
     passes = [kernel for kernel in rank.kernels.values() if kernel is not None]
-    ends = [kernel for stage in stages for kernel in stage.played[-1].kernels if kernel.phase == "optimizer"]
+    ends = [kernel for stage in stages for kernel in stage.passes_run[-1].kernels if kernel.phase == "optimizer"]
     return ScaledStep(
-        trace=trace, cut=rank.cut, gpu=gpu, host=machine, layout=layout, gpus=layout.gpus,
-        passes=layout.micro_batches * layout.dp, time_s=time_s, stages=tuple(stages), timetable=table,
+        trace=trace, rank_trace=rank.rank_trace, gpu=gpu, host=machine, layout=layout, gpus=layout.gpus,
+        passes=layout.micro_batches * layout.dp, time_s=time_s, stages=tuple(stages), schedule=table,
         kernels=(*passes, *ends), predictor=rank.times.predictor, times=rank.times,
     )  # fmt: skip
 
 
-def _whole_step(rank: Rank, interference: float) -> Stage:
+def _whole_step(rank: Rank, interference: float) -> PipelineStage:
     """Without a pipeline: all micro-batches and the optimizer in one run."""
     both, step, sender = rank.queue(0, "forward", "backward"), rank.optimizer(0), rank.sender(0)
     count, kernels = rank.layout.micro_batches, len(both.kernels)
@@ -272,9 +272,9 @@ def _whole_step(rank: Rank, interference: float) -> Stage:
     busy = np.concatenate([both.busy_s] * count + [step.busy_s])
     launched = [both.launched_s + i * both.host_s for i in range(count)] + [step.launched_s + count * both.host_s]
     run = schedule_streams(busy, np.concatenate(launched), jobs, interference)
-    played = Played("step", 0, both.kernels * count + step.kernels, run)
-    parts_s = parts_of([played], gap_s(rank.machine, rank.graph))
-    return Stage(0, rank.depth.layers, parts_s, rank.memory(0, 1), 1, 0.0, (played,))
+    played = RankPass("step", 0, both.kernels * count + step.kernels, run)
+    parts_s = time_parts([played], gap_s(rank.machine, rank.graph))
+    return PipelineStage(0, rank.depth.layers, parts_s, rank.memory(0, 1), 1, 0.0, (played,))
 
 
 class _Pipeline:
@@ -286,10 +286,10 @@ class _Pipeline:
         self.ends = [self._end(stage) for stage in range(self.layout.pp)]
         self.tied_s = [self._tied_s(stage) for stage in range(self.layout.pp)]
 
-    def run(self) -> tuple[float, pipeline.Timetable, list[Stage]]:
+    def run(self) -> tuple[float, pipeline.PipelineSchedule, list[PipelineStage]]:
         layout = self.layout
         order = pipeline.orders(layout.schedule, layout.pp, layout.micro_batches, layout.virtual_stages)
-        timing = pipeline.Timing(
+        timing = pipeline.PipelineTimes(
             forward_s=[found["forward"].run.end_s for found in self.passes],
             backward_s=[found["backward"].run.end_s for found in self.passes],
             last_backward_s=[found["last"].run.compute_end_s for found in self.passes],
@@ -304,11 +304,11 @@ class _Pipeline:
         ]
         return time_s, table, stages
 
-    def _played(self, name: str, part: int, queue: Queue, jobs: list[Collective], count: int) -> Played:
+    def _played(self, name: str, part: int, queue: LaunchQueue, jobs: list[Collective], count: int) -> RankPass:
         run = schedule_streams(queue.busy_s, queue.launched_s, jobs, self.interference)
-        return Played(name, part, queue.kernels, run, count)
+        return RankPass(name, part, queue.kernels, run, count)
 
-    def _passes(self, part: int) -> dict[str, Played]:
+    def _passes(self, part: int) -> dict[str, RankPass]:
         """Each kind of pass through a part, with how often it runs."""
         forward, backward = self.rank.queue(part, "forward"), self.rank.queue(part, "backward")
         sender, count, kernels = self.rank.sender(part), self.layout.micro_batches, len(backward.kernels)
@@ -321,7 +321,7 @@ class _Pipeline:
         )
         return {one.name: one for one in found}
 
-    def _end(self, stage: int) -> Played:
+    def _end(self, stage: int) -> RankPass:
         """The optimizer of a stage, and what follows it."""
         step = self.rank.optimizer(stage)
         parts = self.rank.parts_of(stage)
@@ -342,12 +342,12 @@ class _Pipeline:
         fabric = self.layout.between_nodes if across else None
         return self.rank.launches_s([collective_launch("send_recv", size_bytes, 2, dtype, fabric)])
 
-    def _end_s(self, table: pipeline.Timetable) -> float:
+    def _end_s(self, table: pipeline.PipelineSchedule) -> float:
         """When the last stage has ended, its optimizer included."""
         ends = enumerate(table.ends_s)
         return max(self._tail_s(table, stage) + end_s + self.ends[stage].run.end_s for stage, end_s in ends)
 
-    def _tail_s(self, table: pipeline.Timetable, stage: int) -> float:
+    def _tail_s(self, table: pipeline.PipelineSchedule, stage: int) -> float:
         """What of a stage's collectives is left when its last pass has ended: each part's go on behind its last
         pass."""
         channel_s = 0.0
@@ -357,14 +357,16 @@ class _Pipeline:
                 channel_s = max(stop + last.behind_s, channel_s + last.run.jobs_s, start)
         return max(0.0, channel_s - table.ends_s[stage]) + self.tied_s[stage]
 
-    def _stage(self, stage: int, in_flight: int, free: pipeline.Timetable, free_s: float, links_s: float) -> Stage:
+    def _stage(
+        self, stage: int, in_flight: int, free: pipeline.PipelineSchedule, free_s: float, links_s: float
+    ) -> PipelineStage:
         """``free``: the timetable with links that cost nothing, and when that ends."""
         rank, mine = self.rank, self.rank.parts_of(stage)
         played = [one for part in mine for one in self.passes[part].values()] + [self.ends[stage]]
-        parts_s = parts_of(played, gap_s(rank.machine, rank.graph))
+        parts_s = time_parts(played, gap_s(rank.machine, rank.graph))
         parts_s["exposed"] += self._tail_s(free, stage)
         parts_s["bubble"] = max(0.0, free_s - sum(parts_s.values()))
         parts_s["links"] = links_s
         layers = sum(rank.part_of[unit] in mine for unit in range(1, rank.depth.layers + 1))
         memory = rank.memory(stage, in_flight)
-        return Stage(stage, layers, parts_s, memory, in_flight, self.tied_s[stage], tuple(played))
+        return PipelineStage(stage, layers, parts_s, memory, in_flight, self.tied_s[stage], tuple(played))

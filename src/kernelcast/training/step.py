@@ -42,7 +42,7 @@ from kernelcast.training.memory import check_fits, step_memory
 
 
 @dataclass(frozen=True, slots=True)
-class OpRan(KernelTime):
+class OpKernels(KernelTime):
     """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
 
     op: Op = field(kw_only=True)
@@ -50,7 +50,7 @@ class OpRan(KernelTime):
     launched: tuple[Launch, ...] = field(kw_only=True, default=(), repr=False)
 
 
-def cost_in_pieces(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
+def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
     """What an op launches; an optimizer's pass over lists of which no GPU could hold what moves is timed in pieces:
     whether the step fits is another question, answered apart."""
     size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
@@ -66,14 +66,14 @@ def cost_in_pieces(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
     return OpLaunches(tuple(launch for one in found for launch in one.launches), any(one.by_bytes for one in found))
 
 
-def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunches]) -> list[OpRan | None]:
+def predict_ops(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunches]) -> list[OpKernels | None]:
     """The kernels of each op; None where it launches none. ``costs``: what an op launches."""
     costed = [(op, costs(op) if op.kind == "kernel" else None) for op in ops]
     times.predict(launch.call for _, found in costed if found for launch in found.launches)
-    return [_ran(op, found, times) if found else None for op, found in costed]
+    return [_op_kernels(op, found, times) if found else None for op, found in costed]
 
 
-def _ran(op: Op, costed: OpLaunches, times: Times) -> OpRan:
+def _op_kernels(op: Op, costed: OpLaunches, times: Times) -> OpKernels:
     """What binds and supports the longest call of an op is told for the whole. A step that runs again and again keeps
     the GPU at its power limit."""
     span, longest = NOTHING, KernelTime(op.phase, "other", Interval.exact(-1.0), 0.0, "launch", "seen")
@@ -83,13 +83,13 @@ def _ran(op: Op, costed: OpLaunches, times: Times) -> OpRan:
         time_s = times[launch.call].interval.value
         span += one.interval * (1 + throttled_s(launch.call, time_s, times) / time_s)
     launches = sum(launch.count * times[launch.call].launches for launch in costed.launches)
-    return OpRan(
+    return OpKernels(
         op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.match,
         op=op, by_bytes=costed.by_bytes, launched=tuple(costed.launches),
     )  # fmt: skip
 
 
-def machine_of(on: str | Host, conditions: Conditions) -> Host:
+def calibrated_host(on: str | Host, conditions: Conditions) -> Host:
     """The host that launches, with what measured runs say of it."""
     found = host(on) if isinstance(on, str) else on
     return found.scaled(conditions.host_scale(found.id))
@@ -127,17 +127,19 @@ def launch_costs(trace: Trace, machine: Host) -> Array:
 
 
 @dataclass(frozen=True)
-class Queue:
+class LaunchQueue:
     """Kernels that follow one another on one GPU, and when the host has launched each from the start."""
 
-    kernels: tuple[OpRan, ...]
+    kernels: tuple[OpKernels, ...]
     places: tuple[int, ...]  # of their ops in the trace
     busy_s: Array  # each with the gap behind it
     launched_s: Array
     host_s: float  # of all its ops
 
     @classmethod
-    def of(cls, found: Sequence[tuple[int, OpRan | None]], costs_s: Array, machine: Host, graph: bool) -> Queue:
+    def of(
+        cls, found: Sequence[tuple[int, OpKernels | None]], costs_s: Array, machine: Host, graph: bool
+    ) -> LaunchQueue:
         """``found``: places of ops in a trace and what they launch; ``costs_s``: ``launch_costs`` of that trace.
         ``graph``: kernels replay from a CUDA graph, so that the host launches once."""
         launching_s = np.array([machine.launch_s * kernel.launches if kernel else 0.0 for _, kernel in found])
@@ -171,14 +173,14 @@ LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast(HtmlRepr, ABC):
+class StepForecast(HtmlRepr, ABC):
     """A traced step, on one GPU or on many: its time, and what its kernels tell of it."""
 
     trace: Trace
     gpu: Gpu
     host: Host
     time_s: float  # from the first op to the end of the last kernel
-    kernels: tuple[OpRan, ...]
+    kernels: tuple[OpKernels, ...]
     predictor: str
     times: Times = field(repr=False, compare=False)
     gpus: int = 1
@@ -208,7 +210,7 @@ class Forecast(HtmlRepr, ABC):
     def high_s(self) -> float:
         return self.time_s * self.spread[1]
 
-    def drawn_by(self, kernels: Iterable[tuple[OpRan, int]]) -> Energy | None:
+    def drawn_by(self, kernels: Iterable[tuple[OpKernels, int]]) -> Energy | None:
         """Of one GPU that runs these, so many times each, and waits for the rest of the step."""
         launched: dict[Call, tuple[float, float]] = {}
         busy_s = 0.0
@@ -248,7 +250,7 @@ class Forecast(HtmlRepr, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Forecast):
+class Step(StepForecast):
     """How a traced step runs on one GPU."""
 
     launched_s: Array = field(repr=False)  # on the host's clock, one a kernel
@@ -364,11 +366,11 @@ def run_step(
         raise KernelcastError(f"{trace.name} launches no kernel")
     if not oversized:
         check_fits(trace, gpu)
-    machine = machine_of(on, conditions)
+    machine = calibrated_host(on, conditions)
     times = times or Times(gpu, conditions)
     settings = OpSettings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
-    found = list(enumerate(predicted(trace.ops, times, lambda op: cost_in_pieces(op, settings, gpu))))
-    queue = Queue.of(found, launch_costs(trace, machine), machine, graph)
+    found = list(enumerate(predict_ops(trace.ops, times, lambda op: op_cost(op, settings, gpu))))
+    queue = LaunchQueue.of(found, launch_costs(trace, machine), machine, graph)
     ends = stream_ends(queue.launched_s, queue.busy_s)
     return Step(
         trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kernelcast.tracing.traced import Trace
     from kernelcast.training.scale import ScaledStep
     from kernelcast.training.step import Step
-    from kernelcast.training.tensor_parallel import Roles
+    from kernelcast.training.tensor_parallel import TensorParallelPlan
 
 NEEDS_TORCH = "tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'"
 
@@ -124,17 +124,17 @@ class TraceQuestion(StepParameters, shared.PredictorParameters):
             return run_step(fuse(trace) if self.compile else trace, gpu, conditions, **self.launching)
         if self.compile:
             raise KernelcastError("`compile` is for one GPU: leave out `dp`, `tp`, `pp`, `ep`, `zero`, `micro_batches`")
-        return scale(trace, gpu, layout, conditions, **self.launching, roles=self._roles(trace))
+        return scale(trace, gpu, layout, conditions, **self.launching, tp_plan=self._roles(trace))
 
-    def _roles(self, trace: Trace) -> Roles | None:
+    def _roles(self, trace: Trace) -> TensorParallelPlan | None:
         """How each module is sharded; None: by the names of public models, and by the model's own plan."""
-        from kernelcast.training.tensor_parallel import Roles, read_plan
+        from kernelcast.training.tensor_parallel import TensorParallelPlan, read_plan
 
         if self.tp_plan is None:
             return None
         if self.tp_plan == "hf" and not trace.tp_plan:
             raise KernelcastError(f"`tp_plan` hf: {trace.name} has no plan of its own; give a file")
-        return Roles.of_plan(trace.tp_plan if self.tp_plan == "hf" else read_plan(Path(self.tp_plan)))
+        return TensorParallelPlan.of(trace.tp_plan if self.tp_plan == "hf" else read_plan(Path(self.tp_plan)))
 
 
 def step_conditions(conditions: Conditions) -> Conditions:

@@ -28,7 +28,7 @@ def print_training(comparison: TrainingComparison, price_kind: str) -> None:
     """The order first, then what does not fit, and what prices and figures rest on."""
     scenario, trace = comparison.scenario, comparison.scenario.trace
     size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
-    layout = scenario.layout.told if scenario.layout else f"the best layout of up to {scenario.max_gpus} equal GPUs"
+    layout = scenario.layout.label if scenario.layout else f"the best layout of up to {scenario.max_gpus} equal GPUs"
     show(Text.assemble((trace.name, "bold cyan"), f"  training, {size} a pass, {digits(trace.parameters)} parameters"),
          *built_lines(trace.built), f"{layout}; {_whole_text(comparison)} in all", "", _training_table(comparison),
          "")  # fmt: skip
@@ -40,7 +40,7 @@ def _training_table(comparison: TrainingComparison) -> Any:
     rows = [
         (
             truncate(gpu_text(forecast.gpu), NAME_WIDTH if not forecast.gpu.changes else 34), str(forecast.gpus),
-            truncate(forecast.layout.told, 14), time_text(forecast.step.time_s),
+            truncate(forecast.layout.label, 14), time_text(forecast.step.time_s),
             f"{time_text(forecast.span.low)}-{time_text(forecast.span.high)}", digits(forecast.units_per_s, 3),
             digits(forecast.hours / 24, 3), money(forecast.usd), megajoules(forecast.joules),
             binary_bytes_text(forecast.step.memory.used_bytes).replace("iB", ""), bottleneck(forecast),
@@ -107,8 +107,8 @@ def write_plot(comparison: TrainingComparison, path: Path) -> None:
                   error_kw={"lw": 1, "capsize": 2, "ecolor": "#1a202c"})  # fmt: skip
         for at, (forecast, rate, up) in enumerate(zip(shown, rates, above, strict=True)):
             cost = f"{money(forecast.usd)} USD" if forecast.usd is not None else "no price"
-            axes.annotate(f"{forecast.layout.told}, {cost}", (rate + up, at), textcoords="offset points", xytext=(5, 0),
-                          va="center", fontsize=8, color="#4a5568")  # fmt: skip
+            axes.annotate(f"{forecast.layout.label}, {cost}", (rate + up, at), textcoords="offset points",
+                          xytext=(5, 0), va="center", fontsize=8, color="#4a5568")  # fmt: skip
         axes.set_xlabel(f"{comparison.scenario.unit}/s a GPU, 80% interval; cost of {_whole_text(comparison)}")
         axes.set_title(f"{comparison.scenario.trace.name}, training", fontsize=10)
         axes.set_xlim(0, 1.45 * max(rate + up for rate, up in zip(rates, above, strict=True)))

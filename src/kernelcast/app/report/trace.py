@@ -179,7 +179,7 @@ def _scaled_fields(step: ScaledStep) -> dict[str, Any]:
         "parts_s": step.parts_s,
         "memory": memory_fields(step.memory),
         "fits": step.fits,
-        **({"uncut": replicated_fields(step)} if step.cut.uncut else {}),
+        **({"uncut": replicated_fields(step)} if step.rank_trace.unsharded else {}),
         "stages": [
             {"stage": s.index, "layers": s.layers, "micro_batches_in_flight": s.in_flight, "parts_s": s.parts_s,
              "memory": memory_fields(s.memory)}
@@ -198,7 +198,7 @@ def replicated_fields(step: ScaledStep) -> list[dict[str, Any]]:
     return [
         {"module": name, "parameters": size, "share_of_parameters": size / max(1, step.trace.parameters),
          "share_of_kernel_time": time_s.get(name, 0.0) / whole_s}
-        for name, size in step.cut.uncut
+        for name, size in step.rank_trace.unsharded
     ]  # fmt: skip
 
 
@@ -233,14 +233,14 @@ def answer_rows(step: ScaledStep) -> list[Row]:
         ("step", time_text(step.time_s), interval_text(step.low_s, step.high_s)),
         ("samples/s", digits(step.samples_per_s), f"{step.samples:,} a step"),
         *([tokens] if step.tokens else []),
-        ("MFU", percent(step.mfu), f"{layout.gpus} GPUs: {layout.told}"),
+        ("MFU", percent(step.mfu), f"{layout.gpus} GPUs: {layout.label}"),
         ("memory a GPU", binary_bytes_text(memory.used_bytes), f"{room} in {binary_bytes_text(memory.gpu_bytes)}"),
     ]
 
 
 def _print_scaled(step: ScaledStep) -> None:
     layout, trace = step.layout, step.trace
-    show(title(trace.name, "  training", f"{layout.gpus} x {step.gpu.name}", f"  {layout.told}"))
+    show(title(trace.name, "  training", f"{layout.gpus} x {step.gpu.name}", f"  {layout.label}"))
     show(*built_lines(trace.built), *trace.notes)
     size = f"{step.tokens:,} tokens" if step.tokens else f"{step.samples:,} samples"
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
