@@ -60,7 +60,7 @@ def test_a_call_tells_which_kernel_it_is_taken_to_run(run: Run) -> None:
     runs = json.loads(told(run, *ATTENTION, "--stack", "vllm", "--json"))["runs"]
     assert {**runs, "sources": ()} == {
         "family": "fa3", "backend": "fa3", "path": "wgmma", "path_inherited": False, "how": "named",
-        "tiles": "flash_backends.tiling", "sources": (),
+        "tiles": "flash.tiling", "sources": (),
     }  # fmt: skip
     assert runs["sources"]
 
