@@ -299,7 +299,7 @@ def test_what_no_engine_would_take_is_refused() -> None:
         run(service, asked([0.0], [5000], [10]))
     with pytest.raises(KernelcastError, match="exceeds the context"):
         run(Service(EnginePool(place())), asked([0.0], [140_000], [10]))
-    with pytest.raises(KernelcastError, match="does not cut prompts"):
+    with pytest.raises(KernelcastError, match="does not chunk prefill"):
         run(Service(EnginePool(place("trtllm"))), asked([0.0], [9000], [10]))
     with pytest.raises(KernelcastError, match="has no scheduler"):
         engine_settings(place("torch"))

@@ -112,7 +112,7 @@ def test_the_refusal_counts_every_use() -> None:
 
 def test_weights_that_are_too_large_say_so() -> None:
     said = refusal(deployed("llama-3.1-70b"), Workload.equal(1, 100, 10))
-    assert "its weights alone are too large" in said and "--tp" in said
+    assert "its weights alone are too large" in said and "`tp`" in said
     assert infer(deployed("llama-3.1-70b", tp=4), Workload.equal(1, 100, 10)).memory.free_bytes > 0
 
 

@@ -69,7 +69,7 @@ class Batch:
         return LaunchSizes(traits, self.tokens, rows, self.tokens, sum(contexts), lengths, new)
 
     def heaviest_part(self, parts: int) -> Batch:
-        """The heaviest of so many parts, sequences dealt out in turn."""
+        """The heaviest of so many parts, sequences assigned round-robin by length."""
         if parts == 1:
             return self
         order = sorted(range(self.sequences), key=lambda i: -(self.new[i] + self.past[i]))
@@ -84,7 +84,7 @@ class BatchTraits:
     uniform_new: bool  # all sequences have as many new tokens
     uniform: bool  # and as long a past: attention takes one size for all, else a list
     has_past: bool  # some sequence has a past
-    absorbed: bool  # so few new tokens that latent attention reads the latent itself
+    absorbed: bool  # so few new tokens that MLA runs in its absorbed form
     decodes: bool  # so few, after a past, that a step of decode is meant
 
 
@@ -117,7 +117,7 @@ class LaunchSizes:
 
 @dataclass(frozen=True)
 class BatchColumns:
-    """Many batches, one a row. Of an ragged one ``ragged`` has the lengths; of an even one it is None."""
+    """Many batches, a row each. ``ragged``: the batch itself where its sequences differ, else None."""
 
     sequences: Ints
     tokens: Ints

@@ -41,7 +41,7 @@ class _PartTimes:
 
 
 class BreakdownColumns:
-    """Of ``count`` workloads; ``laid``: passes, and the workload (by number) of each owner of theirs."""
+    """Where the time of ``count`` workloads goes; ``members``: passes, and the workload of each of their owners."""
 
     def __init__(self, count: int, members: Iterable[tuple[PassTimes, Ints]]) -> None:
         self.count, self.parts = count, dict[tuple[str, str], _PartTimes]()
@@ -123,7 +123,7 @@ class BatchResults:
         self.refused: dict[int, KernelcastError] = dict(self._refusals())
         self.accepted = np.array([at for at in range(len(workloads)) if at not in self.refused], dtype=np.int64)
         self.steps = np.zeros(len(workloads), dtype=np.int64)
-        self.passes: list[tuple[PassTimes, Ints]] = []  # passes, and the workload of each owner; the model's own first
+        self.passes: list[tuple[PassTimes, Ints]] = []  # and the workload of each owner; the model itself first
         self.times: Times | None = None
 
     def _refusals(self) -> Iterator[tuple[int, KernelcastError]]:
@@ -139,7 +139,7 @@ class BatchResults:
                 continue
             why = f"a request of {longest[at]:,} tokens exceeds the context of {model.name}, {model.max_context:,}"
             if encoder and outputs[at] > 1:
-                why = f"{model.name} is an encoder: it writes no tokens; give --output-len 1"
+                why = f"{model.name} is an encoder: it does not decode; `output_len` must be 1"
             yield at, KernelcastError(why)
 
     def gather(self, calls: CallTable) -> None:
@@ -219,7 +219,7 @@ class BatchResults:
 
     @cached_property
     def flops(self) -> Array:
-        """2 for each weight that a token passes; attention's products left out, as MFU is mostly told."""
+        """2 for each weight that a token passes; attention's products left out, as is usual for MFU."""
         model, requests = self.deployment.model, self.requests
         active = model.active_parameters
         per_token = 2.0 * (active.attention + active.mlp + active.experts)
@@ -268,9 +268,9 @@ class BatchResults:
         return tuple(known)
 
     def mean_ttft_s(self, at: int) -> float:
-        """Over requests: one whose prompt is read in an early pass need not wait for the others."""
+        """Mean over requests: a prompt of an early chunk does not wait for the others."""
         (passes, owners), *drafts = self.passes
         start = passes.starts[np.searchsorted(owners, at)]
         ends = np.cumsum(passes.intervals_s[0, start + self.order[at]])
         drafted = sum(float(draft.phase_s(False)[0, owners == at].sum()) for draft, owners in drafts)
-        return float(ends[self.workloads[at].first_tokens()].mean()) + drafted  # the draft model reads prompts too
+        return float(ends[self.workloads[at].first_tokens()].mean()) + drafted  # the draft model prefills too

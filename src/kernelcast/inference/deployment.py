@@ -29,11 +29,10 @@ BETWEEN_NODES = "ib_ndr"  # one 400 Gb/s port a GPU
 
 @dataclass(frozen=True)
 class Layout:
-    """``tp``: GPUs that cut every layer. ``pp``: stages that follow one another. ``dp``: ranks that each hold attention
-    whole and run their own part of the batch, while experts are shared (attention DP). ``ep``: parts that the experts
-    are dealt out to; the other tp x dp / ep cut each expert. ``sequence_parallel``: activations between the cut layers
-    are kept in parts (reduce-scatter and all-gather in place of all-reduce). ``micro_batches``: parts of a batch that
-    follow one another through the stages; 1: the batch passes them whole, as engines run one static batch.
+    """``tp``, ``pp``: tensor and pipeline parallel sizes. ``dp``: attention data parallel ranks, which share experts.
+    ``ep``: expert parallel size; each expert is sharded over the other tp x dp / ep GPUs. ``sequence_parallel``:
+    activations between layers are sharded (reduce-scatter and all-gather in place of all-reduce). ``micro_batches`` of
+    a batch follow one another through the pipeline stages; 1: the batch passes them whole.
     """
 
     tp: int = 1
@@ -57,7 +56,7 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """GPUs that cut one expert."""
+        """GPUs that an expert is sharded over."""
         return self.tp * self.dp // self.ep
 
     def near(self, gpu: Gpu, world: int) -> bool:
@@ -101,7 +100,7 @@ class Deployment:
     precision: Precision = field(default=None)  # type: ignore[assignment]  # never None once it is made
     layout: Layout = field(default_factory=Layout)
     skew: float = 0.0  # of tokens over experts: 0 as ``routing`` says, else the exponent of their power law
-    routing: str = "expected"  # how tokens choose experts: as trained routers do, by chance alone, or dealt out evenly
+    routing: str = "expected"  # how tokens choose experts: as trained routers do, at random, or evenly
     redundant: int = 0  # spare copies of hot experts, placed by load (EPLB)
     overlap: bool = False  # exchanges of one half of the batch run beside the other's work (two-batch overlap)
 
@@ -127,12 +126,12 @@ class Deployment:
 
     @property
     def routed(self) -> dict[str, Any]:
-        """How tokens choose experts, in the words of a call."""
+        """How tokens choose experts, as parameters of a call."""
         skew = self.skew or (EXPECTED_SKEW if self.routing == "expected" else 0.0)
         return {"skew": skew} if skew else {"routing": self.routing}
 
     def slots(self, experts: int) -> dict[str, Any]:
-        """Spare copies beside so many experts, in the words of a call."""
+        """Spare copies beside so many experts, as parameters of a call."""
         return {"slots": experts + self.redundant, "eplb": True} if self.redundant else {}
 
 
@@ -156,7 +155,7 @@ def _check(layer: Layer, deployment: Deployment) -> None:
 
 
 def _check_mixer(mixer: Mixer, tp: int, name: str) -> None:
-    """Heads go to GPUs whole; key-value heads are cut evenly, or copied evenly."""
+    """Heads are not split; key-value heads are sharded or replicated evenly."""
     if isinstance(mixer, Parallel):
         _check_mixer(mixer.attention, tp, name)
         _check_mixer(mixer.recurrent, tp, name)
@@ -180,7 +179,7 @@ _LARGE_BYTES = 70 * 2**30  # GPUs of so much memory, on which engines take large
 
 
 def scheduler_defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
-    """A stack's own limits on this GPU, as its launcher sets them; empty: it has no scheduler."""
+    """A stack's default limits on this GPU; empty: it has no scheduler."""
     raw = dict(stack.scheduler)
     large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.known_as.startswith("a100")
     for name in [name for name in raw if name.endswith("_large")]:
@@ -191,5 +190,5 @@ def scheduler_defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
 
 
 def step_tokens(stack: Stack, gpu: Gpu) -> int:
-    """Tokens of a step that reads prompts, by default; 0: all at once."""
+    """Default tokens of a prefill step; 0: all at once."""
     return int(scheduler_defaults(stack, gpu).get("max_num_batched_tokens", 0))

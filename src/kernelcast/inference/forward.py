@@ -103,7 +103,7 @@ def _layer(ctx: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
 
 
 def _pre_norm(ctx: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
-    """What a half of a layer reads: the residual's norm, or what stands in place of a plain residual."""
+    """The norm before attention or MLP with its residual, plain or one of the other sorts."""
     residual, sizes = ctx.model.residual, {"rows": ctx.tokens, "cols": ctx.model.hidden}
     if isinstance(residual, HyperConnections):
         yield ctx.launch(
@@ -120,7 +120,7 @@ def _pre_norm(ctx: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
 
 
 def _post_norm(ctx: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
-    """A norm behind a half (Gemma), and what joins it with streams of the residual."""
+    """A norm after attention or MLP (Gemma), and the update of residual streams."""
     if layer.norms.behind:
         yield from ctx.elementwise("norms", layer.norms.kind, count, rows=ctx.tokens, cols=ctx.model.hidden)
     residual = ctx.model.residual

@@ -57,7 +57,7 @@ class Inference(Renamed, HtmlRepr):
 
     @cached_property
     def passes(self) -> tuple[PassTime, ...]:
-        """Each different pass once, with how many it stands for."""
+        """Each distinct pass once, with its count."""
         return self.results.passes_of(self.at)
 
     @cached_property
@@ -66,7 +66,7 @@ class Inference(Renamed, HtmlRepr):
 
     @cached_property
     def rests_on(self) -> EvidenceSummary:
-        """The measured kinds behind the kernels of all passes."""
+        """The measured configurations behind the kernels of all passes."""
         return EvidenceSummary.of(kernel * each.count for each in self.passes for kernel in each.kernels)
 
     @property
@@ -75,7 +75,7 @@ class Inference(Renamed, HtmlRepr):
 
     @property
     def times(self) -> Times:
-        assert self.results.times is not None  # laid out
+        assert self.results.times is not None
         return self.results.times
 
     @property
@@ -141,7 +141,7 @@ class Inference(Renamed, HtmlRepr):
 
     @property
     def counted_tokens(self) -> int:
-        """Those that joules and dollars are told of: written ones; of an encoder, read ones."""
+        """Tokens that joules and dollars are divided by: output tokens; of an encoder, input tokens."""
         return sum(self.workload.inputs) if self.deployment.model.kind == "encoder" else self.output_tokens
 
     @property
@@ -178,7 +178,7 @@ def _interval(column: Array, at: int) -> Interval:
     return Interval(*column[:, at].tolist())
 
 
-_PASSES = 1 << 17  # that are laid out at a time, which bounds the memory of many cases
+_PASSES = 1 << 17  # computed at a time, which bounds the memory of many cases
 _CASES = 512  # of one deployment that are columns of one another
 
 Cases = Sequence[tuple[Deployment, Workload]]
@@ -192,8 +192,8 @@ def infer(deployment: Deployment, workload: Workload, conditions: Conditions = D
 def infer_many(
     cases: Cases, conditions: Conditions = DEFAULT, *, skip: Callable[[int, KernelcastError], None] | None = None
 ) -> list[Inference]:
-    """Predict many batches; a kernel call that several share is computed once. ``skip`` is told of each case that is
-    refused (it does not fit, say); without it the first refusal ends all."""
+    """Predict many batches; a kernel call that several share is computed once. ``skip`` is called with each case that
+    is refused (it does not fit, say); without it the first refusal is raised."""
     inferences: dict[int, Inference] = {}
     refused: dict[int, KernelcastError] = {}
     for numbers, results in _predicted(cases, conditions):
@@ -306,7 +306,7 @@ _OP = "moe"
 
 @dataclass(frozen=True)
 class FasterKernel:
-    """A call of a phase, and the same in other words: what each takes, in seconds."""
+    """A call of a phase, and a faster alternative on another stack, backend or format."""
 
     phase: str
     call: Call
@@ -328,7 +328,7 @@ class FasterKernel:
 
 
 def faster_kernels(inference: Inference) -> list[FasterKernel]:
-    """At most one a phase: of the call of experts that takes longest."""
+    """At most one for each phase: for its first MoE call."""
     faster = []
     for phase, call in _calls(inference):
         others = [call.replace(**choices) for choices in _measured(inference.deployment.gpu.known_as, call)]
@@ -346,7 +346,7 @@ def faster_kernels(inference: Inference) -> list[FasterKernel]:
 
 
 def _calls(inference: Inference) -> Iterator[tuple[str, Call]]:
-    """A middling pass of each phase stands for all."""
+    """MoE calls of the middle pass of each phase."""
     for phase in ("prefill", "decode"):
         passes = [each for each in inference.passes if each.phase == phase]
         if passes:
@@ -355,17 +355,17 @@ def _calls(inference: Inference) -> Iterator[tuple[str, Call]]:
 
 
 def _measured(gpu: str, call: Call) -> list[dict[str, str | None]]:
-    """Stack, backend and format of every measured kind of experts on this GPU in numbers as wide."""
+    """Stack, backend and format of every MoE configuration measured on this GPU in formats as wide."""
     weights, dtype = load(WEIGHTS, _OP), str(dict(call.parameters)["dtype"])
     if weights is None or weights.evidence is None:
         return []
     wide = next((group for group in _AS_WIDE if dtype in group), (dtype,))
-    kinds = {
+    measured = {
         (entry.configuration["stack"], entry.configuration["backend"], entry.configuration["dtype"])
         for entry in weights.evidence.by_op.get(_OP, ())
         if entry.gpu == gpu and entry.configuration["dtype"] in wide and entry.configuration["backend"] not in SENT
     }
-    return [dict(zip(("stack", "backend", "dtype"), choices, strict=True)) for choices in sorted(kinds, key=str)]
+    return [dict(zip(("stack", "backend", "dtype"), choices, strict=True)) for choices in sorted(measured, key=str)]
 
 
 def _kernel_text(call: Call) -> str:

@@ -55,9 +55,9 @@ class PassContext:
         self.model, self.gpu, self.stack = deployment.model, deployment.gpu, deployment.stack
         self.precision, self.layout = deployment.precision, deployment.layout
         self.sizes, self.traits, self.tokens = sizes, sizes.traits, sizes.tokens
-        kinds = self.precision
+        formats = self.precision
         self.matrices, self.blocks, self.routed = (
-            kinds.runs(name, self.gpu) for name in (kinds.weights, kinds.mlp_weights, kinds.expert_weights)
+            formats.runs(name, self.gpu) for name in (formats.weights, formats.mlp_weights, formats.expert_weights)
         )  # formats that the matrices of attention, of dense blocks and of routed experts run as
 
     @property
@@ -74,7 +74,7 @@ class PassContext:
             yield from self.elementwise("norms", op, count, rows=rows, cols=cols)
 
     def tensor_parallel_sum(self, count: int) -> Iterator[Launch]:
-        """What follows a layer that was cut: the sum over the GPUs that cut it."""
+        """The sum over tensor parallel GPUs after a sharded layer."""
         world = self.layout.tp
         if world == 1:
             return
@@ -85,11 +85,11 @@ class PassContext:
             return
         link = fabric_type(self.layout.link or self.gpu.link_kind)
         near = self.layout.near(self.gpu, world) and not link.startswith("pcie")
-        custom = near and self.stack.kernels != "torch"  # engines have an all-reduce of their own over NVLink
+        custom = near and self.stack.kernels != "torch"  # engines have a custom all-reduce over NVLink
         yield self.collective("all_reduce", count, sent, world, stack=self.stack.kernels if custom else "nccl")
 
     def gemm(self, part: str, count: float, m: Any, n: int, k: int, dtype: str | None = None) -> Launch:
-        """In the format of attention's matrices unless told otherwise."""
+        """In the format of attention's weights unless given."""
         dtype = dtype or self.matrices
         inputs = "ready" if self.stack.fused_quantisation and find_dtype(dtype).act_bytes < 2 else None
         return self.launch(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=dtype)
@@ -100,7 +100,7 @@ class PassContext:
         return self.launch("communication", op, count, bytes=_whole(sent_bytes), dtype=self.precision.between, **given)
 
     def elementwise(self, part: str, op: str, count: float = 1, **parameters: Any) -> Iterator[Launch]:
-        """A vector kernel; or those that the stack runs in its place."""
+        """A vector kernel; or those that the stack runs instead."""
         kernels = self.stack.parts(op)
         if not kernels:
             stack = "torch" if op in _PLAIN else self.stack.small_ops
@@ -121,22 +121,22 @@ class PassContext:
     def backend(self, op: str) -> str | None:
         """What the stack whose kernels run takes for its attention."""
         stack = self.stack.mla_kernels if op == "mla" else self.stack.kernels
-        words = {"stack": stack, "dtype": self.precision.vectors, "kv_dtype": self.precision.cache}
-        return stack_backend(op, words, self.gpu)
+        parameters = {"stack": stack, "dtype": self.precision.vectors, "kv_dtype": self.precision.cache}
+        return stack_backend(op, parameters, self.gpu)
 
     def launch(self, part: str, op: str, count: float, **parameters: Any) -> Launch:
-        """A kernel of the stack, in the format of vectors unless told otherwise."""
+        """A kernel of the stack, in the format of activations unless given."""
         given = {"stack": self.stack.kernels, "dtype": self.precision.vectors, **parameters}
         return Launch(part, Call.of(op, given), float(count), _FOLLOWS.get(part, "tokens"))
 
     def _value(self, name: str, value: Any, parameters: Mapping[str, Any]) -> Any:
-        """A parameter as it stands; a size may be a product of the op's own: "tokens*q_heads", "head_dim/2"."""
+        """A parameter as given; a size may be a product of parameters: "tokens*q_heads", "head_dim/2"."""
         if value == "vectors":
             return self.precision.vectors
         if name not in ("rows", "cols") or not isinstance(value, str):
             return value
         whole, _, divisor = value.partition("/")
-        return math.prod(parameters[word] for word in whole.split("*")) // int(divisor or 1)
+        return math.prod(parameters[factor] for factor in whole.split("*")) // int(divisor or 1)
 
 
 def _whole(number: Any) -> Any:
@@ -145,7 +145,7 @@ def _whole(number: Any) -> Any:
 
 
 def mixer_launches(ctx: PassContext, mixer: Mixer, count: int) -> Iterator[Launch]:
-    """The kernels of ``count`` mixers of one kind."""
+    """The kernels of ``count`` alike mixers."""
     yield from _LAUNCHES[type(mixer)](ctx, mixer, count)
 
 
@@ -277,7 +277,7 @@ def _kda(ctx: PassContext, mixer: Kda, count: int) -> Iterator[Launch]:
 
 
 def _mamba2(ctx: PassContext, mixer: Mamba2, count: int) -> Iterator[Launch]:
-    """Groups of keys and queries are cut too, or copied where there are fewer than GPUs."""
+    """Groups of keys and queries are sharded too, or replicated where there are fewer than GPUs."""
     tp, sizes = ctx.layout.tp, ctx.sizes.new
     heads, groups = mixer.heads // tp, max(1, mixer.groups // tp)
     width = heads * mixer.head_dim
@@ -323,7 +323,7 @@ DispatchCombine = tuple[list[Launch], list[Launch], str | None]
 
 
 def dispatch_combine(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
-    """Nothing where one rank has every token. Experts that are cut, not dealt out, see all tokens."""
+    """Nothing where one rank has every token. Without expert parallelism every GPU sees all tokens."""
     if ctx.layout.dp == 1:
         return [], [], None
     return (_allgather if ctx.layout.ep == 1 else _ALL2ALL[ctx.stack.exchange])(ctx, block, count)
@@ -370,9 +370,9 @@ def _alltoall(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
     if not ctx.layout.near(ctx.gpu, ctx.layout.tp * ctx.layout.dp):  # over NVLink alone
         return _nccl(ctx, block, count)
     parameters, sent = _exchange_sizes(ctx, block) | {"stack": "trtllm"}, "fp8" if _one_byte(ctx) else "bf16"
-    kinds = (("prepare", "bf16"), ("dispatch", "nvfp4" if ctx.routed == "nvfp4" else sent), ("combine", "bf16"))
+    steps = (("prepare", "bf16"), ("dispatch", "nvfp4" if ctx.routed == "nvfp4" else sent), ("combine", "bf16"))
     first, there, back = (
-        ctx.launch("communication", f"alltoall_{what}", count, **parameters, dtype=dtype) for what, dtype in kinds
+        ctx.launch("communication", f"alltoall_{what}", count, **parameters, dtype=dtype) for what, dtype in steps
     )
     return [first, there], [back], None
 
@@ -396,7 +396,7 @@ ALL2ALL_BACKENDS = tuple(_ALL2ALL)
 def dense(ctx: PassContext, block: Dense, count: int, part: str) -> Iterator[Launch]:
     inter, width = block.inter // ctx.layout.tp, ctx.model.hidden
     if not inter:
-        raise KernelcastError(f"{ctx.layout.tp} GPUs cannot cut a block of width {block.inter}")
+        raise KernelcastError(f"{ctx.layout.tp} GPUs cannot shard an MLP of width {block.inter}")
     activation = ctx.activation(block.activation)
     if block.gated and ctx.stack.joined_projections:
         yield ctx.gemm(part, count, ctx.tokens, 2 * inter, width, ctx.blocks)
@@ -412,7 +412,7 @@ def dense(ctx: PassContext, block: Dense, count: int, part: str) -> Iterator[Lau
 
 
 def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
-    """Routed experts and the shared one; the sum over the GPUs that cut them is inside."""
+    """Routed and shared experts with dispatch and combine, and the sum over tensor parallel GPUs."""
     hidden, layout = ctx.model.hidden, ctx.layout
     width = block.width(hidden)
     yield ctx.launch("router", "gemm", count, m=ctx.tokens, n=block.experts, k=hidden, dtype=ctx.precision.between)
@@ -423,7 +423,7 @@ def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     yield from (replace(launch, overlaps=beside) for launch in there)
     dtype = ctx.routed
     kernel: str | None = ctx.stack.moe_backend or backend
-    if kernel is None:  # a kernel that was asked for runs in the format that it is given
+    if kernel is None:  # a chosen kernel runs in the format that it is given
         dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, dtype)
     yield ctx.launch("experts", "moe", count, tokens=ctx.tokens * layout.dp, hidden=width, inter=block.inter,
                    experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, **ctx.deployment.routed,

@@ -43,16 +43,16 @@ def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: An
 
 
 def weight_bytes(deployment: Deployment) -> float:
-    """Weights of one GPU: layers cut by tp and pp, routed experts dealt out, routers and shared experts as the other
-    matrices; embedding, images' tower and head on the stages at the ends."""
+    """Weights of one GPU: layers sharded by tp and pp, routed experts by ep too, routers and shared experts as
+    other matrices; embedding, vision encoder and head on the stages at the ends."""
     model, layout = deployment.model, deployment.layout
     parts, whole = model.parameters, find_dtype(deployment.precision.between).weight_bytes
     routed, held = (_routed_weights(deployment, spare) for spare in (0, deployment.redundant))
-    kinds = deployment.precision
-    attention = parts.attention * _number_bytes(deployment, kinds.weights)
-    others = (parts.mlp + parts.experts - routed) * _number_bytes(deployment, kinds.mlp_weights)
+    formats = deployment.precision
+    attention = parts.attention * _number_bytes(deployment, formats.weights)
+    others = (parts.mlp + parts.experts - routed) * _number_bytes(deployment, formats.mlp_weights)
     matrices = (attention + others) / layout.tp
-    experts = held / (layout.tp * layout.dp) * _number_bytes(deployment, kinds.expert_weights)
+    experts = held / (layout.tp * layout.dp) * _number_bytes(deployment, formats.expert_weights)
     ends = (parts.embedding + parts.vision + parts.head) / layout.tp * whole
     on_a_stage = ends if layout.pp == 1 else ends / 2
     return (matrices + experts + parts.norms * whole) / layout.pp + on_a_stage
@@ -77,17 +77,17 @@ def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
     """Weights that one GPU reads in a step of so many tokens of text: all but rows of the embedding that nobody asks
     for, images' tower, and experts that no token goes to (each of E is missed by a token with probability
     1 - topk / E). Columns: columns."""
-    model, layout, kinds = deployment.model, deployment.layout, deployment.precision
+    model, layout, formats = deployment.model, deployment.layout, deployment.precision
     unread = 0.0
     for run in model.distinct_layers:
         if isinstance(run.layer.mlp, Experts):
             block = run.layer.mlp
             missed = (1 - block.topk / block.experts) ** tokens
             unread += run.count * missed * block.experts * block.expert_weights(model.hidden)
-    unread *= _number_bytes(deployment, kinds.expert_weights) / (layout.tp * layout.dp * layout.pp)
+    unread *= _number_bytes(deployment, formats.expert_weights) / (layout.tp * layout.dp * layout.pp)
     if layout.pp == 1:  # of several stages, half of both ends counts on each
         ends = model.parameters.vision + (0 if model.tied_embeddings else model.parameters.embedding)
-        unread += ends / layout.tp * find_dtype(kinds.between).weight_bytes
+        unread += ends / layout.tp * find_dtype(formats.between).weight_bytes
     return weight_bytes(deployment) - unread
 
 
@@ -137,9 +137,9 @@ def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> 
            f"{memory['cache'] / gib:.1f}, activations {memory['activation'] / gib:.1f}, " \
            f"{deployment.stack.name} {memory['stack'] / gib:.1f})"  # fmt: skip
     if memory["weights"] + memory["stack"] >= memory.available_bytes:
-        advice = "its weights alone are too large: cut it over more GPUs (--tp, --pp) or take a smaller format"
+        advice = "its weights alone are too large: take more GPUs (`tp`, `pp`) or a smaller format"
     elif most := largest_batch(deployment, workload):
-        advice = f"the largest batch of this kind is {most}"
+        advice = f"the largest batch of such requests is {most}"
     else:
         advice = "take fewer or shorter requests, more GPUs, or an fp8 KV cache"
     return DoesNotFit(

@@ -25,8 +25,8 @@ _SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: ``draft_tokens`` guesses a step, each right with probability ``acceptance`` if those before
-    it were (Leviathan et al., arXiv 2211.17192). ``draft``: the model that guesses, on the same GPUs; None: free."""
+    """Speculative decoding: ``draft_tokens`` a step, each accepted with probability ``acceptance`` if those before
+    it were (Leviathan et al., arXiv 2211.17192). ``draft``: the draft model, on the same GPUs; None: free."""
 
     draft_tokens: int
     acceptance: float
@@ -40,14 +40,14 @@ class Speculation:
 
     @property
     def tokens_per_step(self) -> float:
-        """Expected: the accepted guesses and one token of the model's own, (1 - a^(k+1)) / (1 - a)."""
+        """Expected: the accepted draft tokens and one of the model, (1 - a^(k+1)) / (1 - a)."""
         a, k = self.acceptance, self.draft_tokens
         return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
 
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """What a tower (or its layers of one kind) reads before prompts: so many sequences of so many patches."""
+    """What a vision encoder (or alike layers of it) runs before prompts: so many sequences of so many patches."""
 
     tower: Deployment
     sequences: int
@@ -115,8 +115,7 @@ class Workload:
         return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
     def on(self, deployment: Deployment) -> Workload:
-        """With prompts cut as the deployment's schedulers do, one of each attention-DP rank, where nothing else is
-        said."""
+        """With the chunk of the deployment's schedulers, one for each attention-DP rank, unless it is given."""
         if self.chunk is not None:
             return self
         return replace(self, chunk=deployment.layout.dp * step_tokens(deployment.stack, deployment.gpu))
@@ -175,7 +174,7 @@ def _batch(taken: list[tuple[int, int]]) -> Batch:
 
 def with_images(workload: Workload, deployment: Deployment, images: int, side: int) -> Workload:
     """The workload with so many images of so many pixels a side before each prompt. Towers run in 16 bits, whole on
-    each GPU that cuts the layers: images are dealt out to them (vLLM's --mm-encoder-tp-mode data)."""
+    each tensor parallel GPU: images are split over them (vLLM's --mm-encoder-tp-mode data)."""
     towers = vision_encoders(deployment.model, side)
     assert deployment.model.vision is not None  # else there are no towers
     added = images * deployment.model.vision.tokens(side)
@@ -185,7 +184,7 @@ def with_images(workload: Workload, deployment: Deployment, images: int, side: i
 
 
 def _alone(deployment: Deployment, tower: Architecture) -> Deployment:
-    """A tower has no experts to deal out."""
+    """A vision encoder has no experts to shard."""
     layout = Layout(dp=deployment.layout.dp)
     return replace(deployment, model=tower, precision=Precision(), layout=layout, redundant=0, overlap=False)
 
@@ -206,8 +205,8 @@ class RequestColumns:
             if workload.uniform_request is not None:
                 rows.append((at, *workload.uniform_request, len(workload.inputs)))
             else:
-                kinds = Counter(zip(workload.inputs, workload.outputs, workload.past, strict=True))
-                rows += [(at, *request, count) for request, count in kinds.items()]
+                distinct = Counter(zip(workload.inputs, workload.outputs, workload.past, strict=True))
+                rows += [(at, *request, count) for request, count in distinct.items()]
         self.owner, self.inputs, self.outputs, self.cached, self.counts = (
             np.array(rows, dtype=np.int64).reshape(-1, 5).T
         )
@@ -225,7 +224,7 @@ class RequestColumns:
         return largest
 
     def towers(self) -> Iterator[tuple[Deployment, list[int]]]:
-        """What reads images, and the workloads that have some."""
+        """Vision encoders, and the workloads with images."""
         members: dict[int, tuple[Deployment, list[int]]] = {}
         for at, workload in enumerate(self.workloads):
             for images in workload.images:
@@ -233,13 +232,13 @@ class RequestColumns:
         yield from members.values()
 
     def drafts(self) -> Iterator[tuple[Deployment, Ints]]:
-        """The different models that guess, and the workloads of each."""
-        found: dict[int, tuple[Deployment, list[int]]] = {}
+        """Draft models, and the workloads of each."""
+        known: dict[int, tuple[Deployment, list[int]]] = {}
         for at, workload in enumerate(self.workloads):
             if workload.speculation is not None and workload.speculation.draft is not None:
                 draft = workload.speculation.draft
-                found.setdefault(id(draft), (draft, []))[1].append(at)
-        for draft, members in found.values():
+                known.setdefault(id(draft), (draft, []))[1].append(at)
+        for draft, members in known.values():
             yield draft, np.array(members)
 
 
@@ -283,7 +282,7 @@ def workload_passes(workload: Workload) -> WorkloadPasses:
 
 
 def image_passes(workload: Workload, tower: Deployment) -> WorkloadPasses:
-    """What a tower reads of a workload: one pass, before any prompt."""
+    """Of the vision encoder: one pass, before any prompt."""
     (images,) = (each for each in workload.images if each.tower is tower)
     read = _evenly([(images.sequences, images.patches, 0)])
     return WorkloadPasses(read, np.ones(1), np.zeros(1, dtype=bool), np.zeros(1, dtype=np.intp), 0)
@@ -304,7 +303,7 @@ def _listed(batches: Sequence[Batch]) -> tuple[BatchColumns, Rows]:
     return BatchColumns.of(list(known)), np.array(order, dtype=np.intp)
 
 
-@lru_cache(maxsize=4096)  # deployments are asked the same
+@lru_cache(maxsize=4096)  # deployments share workloads
 def _even_steps(
     batch: int, request: RequestLengths, chunk: int, steps: tuple[int, ...], gained: float, checked: int
 ) -> WorkloadPasses:
@@ -317,8 +316,8 @@ def _even_steps(
 
 @lru_cache(maxsize=4096)  # and outputs of several lengths of the same prompts
 def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[BatchColumns, Rows]:
-    """Prompts of one size, end to end, cut every ``chunk`` tokens: passes that begin at the same place of a prompt and
-    are as long are alike."""
+    """Prompts of one size, end to end, split every ``chunk`` tokens: passes that begin at the same position
+    of a prompt and are as long are alike."""
     starts = np.arange(0, batch * tokens, chunk)
     sizes = np.minimum(chunk, batch * tokens - starts)
     _, first, order = np.unique(starts % tokens * (chunk + 1) + sizes, return_index=True, return_inverse=True)
@@ -331,7 +330,7 @@ def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[BatchColumn
 
 
 def _chunk(start: int, size: int, tokens: int, past: int) -> Batch:
-    """``size`` tokens from place ``start`` of a prompt on."""
+    """``size`` tokens from position ``start`` of a prompt on."""
     first = min(size, tokens - start)
     whole, last = divmod(size - first, tokens)
     new = (first, *(whole * (tokens,)), *((last,) if last else ()))

@@ -101,7 +101,7 @@ def read_served(path: Path) -> BenchResult:
         row = int(np.argmax(bad))
         times = ", ".join(cell_text(cells[name][row]) for name in wanted)
         raise KernelcastError(f"{path}: {line_of(path, row)}: {', '.join(wanted)} must follow one another, not {times}")
-    trace = read_trace(path, "kernelcast", skip_bad=True)  # sorted; rows that are bad in themselves are told of
+    trace = read_trace(path, "kernelcast", skip_bad=True)  # sorted; bad rows are counted
     if trace.skipped:
         raise KernelcastError(f"{path}: {trace.told()}")
     order = np.argsort(sent, kind="stable")
@@ -176,7 +176,7 @@ class _Sent:
     """Requests one by one, as the file has them."""
 
     def __init__(self, path: Path, result: Mapping[str, Any], seed: int) -> None:
-        self.path, self.found = path, result
+        self.path, self.result = path, result
         self.inputs = self._tokens("input_lens")
         self.outputs = self._tokens("output_lens")
         self.itls: list[Any] = result["itls"] if _is_list(result, "itls") else []
@@ -189,10 +189,10 @@ class _Sent:
 
     def times(self, name: str) -> Seconds | None:
         """Seconds by request, where the file has them."""
-        if not _is_list(self.found, name):
+        if not _is_list(self.result, name):
             return None
         try:
-            times = np.array(self.found[name], dtype=np.float64)
+            times = np.array(self.result[name], dtype=np.float64)
         except (TypeError, ValueError):
             times = np.zeros(0)
         if times.shape != self.inputs.shape:
@@ -200,13 +200,13 @@ class _Sent:
         return times
 
     def good(self) -> NDArray[np.bool_]:
-        """Which were answered."""
+        """Which completed."""
         good = (self.inputs > 0) & (self.outputs > 0)
-        errors = self.found.get("errors")
+        errors = self.result.get("errors")
         if isinstance(errors, list) and len(errors) == len(good):
             good &= np.array([not error for error in errors])
         if not good.any():
-            raise KernelcastError(f"{self.path}: none of its {len(good)} requests was answered")
+            raise KernelcastError(f"{self.path}: none of its {len(good)} requests completed")
         return good
 
     def e2el(self) -> Seconds | None:
@@ -219,24 +219,24 @@ class _Sent:
 
     def _tokens(self, name: str) -> NDArray[np.int64]:
         try:
-            tokens = np.array(self.found[name], dtype=np.float64)
+            tokens = np.array(self.result[name], dtype=np.float64)
         except (TypeError, ValueError):
             tokens = np.array([np.nan])
         if not len(tokens) or tokens.ndim != 1 or not np.all(tokens >= 0):
             raise KernelcastError(f"{self.path}: {name} must be a list of token counts")
-        if len(tokens) != len(self.found["input_lens"]):
+        if len(tokens) != len(self.result["input_lens"]):
             raise KernelcastError(f"{self.path}: {name} has {len(tokens)} entries, input_lens has others")
         return tokens.astype(np.int64)
 
     def _arrivals(self, seed: int) -> Seconds:
         """When each was due: a client with --max-concurrency held some back, which newer vLLM says."""
-        rate, started, held = _rate(self.path, self.found), self.times("start_times"), self.times("queue_times")
+        rate, started, held = _rate(self.path, self.result), self.times("start_times"), self.times("queue_times")
         if started is None and np.isinf(rate):
             return np.zeros(len(self.inputs))
         if started is None:
             self.exact = False
             self.notes = ("the file has no start_times: arrivals are made again from the rate",)
-            return _rated(self.path, self.found, len(self.inputs), seed)
+            return _rated(self.path, self.result, len(self.inputs), seed)
         if held is not None:
             started = started - np.maximum(held, 0)
         elif self.concurrency and np.isinf(rate):
@@ -248,7 +248,7 @@ class _Sent:
 
 
 def _made_again(path: Path, result: Mapping[str, Any], seed: int) -> tuple[Load, tuple[str, ...]]:
-    """A load with the rate, the number and the mean lengths that the file tells of."""
+    """A load with the rate, the number and the mean lengths of the file."""
     done = _count(result, "completed") or _count(result, "num_prompts")
     totals = [_count(result, name) for name in ("total_input_tokens", "total_output_tokens")]
     if not done or not all(totals):

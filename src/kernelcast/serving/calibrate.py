@@ -1,8 +1,8 @@
-"""What a server takes beyond forecasts, learnt from its own benchmark: simulated again and again with other terms.
+"""Server overheads beyond kernel forecasts, fitted to the server's benchmark by simulating it again and again.
 
 Minimised are the squared logarithms of predicted over measured latencies, of each request and of the means and
 percentiles of all, each in units of its noise: a first token that just missed a step tells less than the many steps
-behind it. And how far the terms go from where they began, so that a term of which the benchmark says nothing stays.
+behind it. And how far overheads move from where they began, so that one the benchmark says nothing about stays.
 The search is Levenberg's and Marquardt's, with slopes from simulations a good step apart, since a run jumps where a
 request just makes a step or just does not.
 """
@@ -53,7 +53,7 @@ class CalibrationRequests:
 
 @dataclass(frozen=True, eq=False)
 class CalibratedServer:
-    """A service with the terms that were found, and how it went. Errors are typical ones of latencies, as shares."""
+    """A service with fitted overheads. Errors are root mean squares over latencies, as shares."""
 
     service: Service
     before: Stack
@@ -69,7 +69,7 @@ class CalibratedServer:
 
 
 def calibration_requests(bench: BenchResult, asked: str | None) -> CalibrationRequests:
-    """The requests that ``--calibrate-on`` names: a number of the first, ``stage:N``; None: all."""
+    """The requests that ``calibrate_on`` names: a number of the first, ``stage:N``; None: all."""
     count = len(bench.load)
     if asked is None:
         return CalibrationRequests("all requests", np.ones(count, dtype=np.bool_), dict(bench.metrics))
@@ -109,7 +109,7 @@ def _one_by_one(bench: BenchResult) -> bool:
 
 def calibrate(bench: BenchResult, service: Service, part: CalibrationRequests, tables: StepTimeTables, *, seed: int = 0,
               progress: Callable[[int, int], None] | None = None) -> CalibratedServer:  # fmt: skip
-    """The service with the terms that answer ``part`` of the benchmark best."""
+    """The service with the overheads that fit ``part`` of the benchmark best."""
     problem = _Objective(bench, service, part, tables, seed)
     at = problem.start
     before = problem.error(at)
@@ -144,7 +144,7 @@ def _searched(problem: _Objective, at: Array, progress: Callable[[int, int], Non
 
 
 class _Objective:
-    """The errors of a service with any terms, in scales from where they began."""
+    """Residuals of a service with any overheads, in scales from where they began."""
 
     def __init__(
         self, bench: BenchResult, service: Service, part: CalibrationRequests, tables: StepTimeTables, seed: int
@@ -191,7 +191,7 @@ class _Objective:
         return cluster, RequestTimes.of(cluster.requests, self._load)
 
     def weigh(self, at: Array) -> None:
-        """How far requests lie from the run of these terms, but for what all have in common."""
+        """The noise of requests: how far they lie from this run, but for what all have in common."""
         if self.one_by_one:
             errors = self._errors(self._served(at)[1])
             self._noise |= {name: 1.48 * float(np.median(np.abs(e - np.median(e)))) for name, e in errors.items()}
@@ -250,8 +250,8 @@ class _Objective:
     def _tenths(self, cluster: Cluster | None, served: RequestTimes | None) -> Array:
         """Mean latencies of the requests, a tenth of them at a time; else the summary."""
         if not self.one_by_one:
-            found = metrics(served, cluster.step_log, self._rows) if served and cluster else self._summary
-            return np.array([found[key] for key in self._summary])
+            latencies = metrics(served, cluster.step_log, self._rows) if served and cluster else self._summary
+            return np.array([latencies[key] for key in self._summary])
         times = {name: values[self._rows] for name, values in _simulated(served).items()} if served else self._times
         count = max(1, min(10, int(self._rows.sum()) // 5))
         return np.array([np.nanmean(part) for name in self._times for part in np.array_split(times[name], count)])

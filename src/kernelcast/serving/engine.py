@@ -41,7 +41,7 @@ class Engine:
         self._every = ranks[0].settings.recv_interval
         self._arrived: deque[tuple[float, Request]] = deque()
         self._count = 0  # steps so far
-        self._waited = 0  # steps that prompts were put off for, see Settings.dp_wait
+        self._waited = 0  # steps that prefill was held for, see EngineSettings.dp_wait
         stack = times.deployment.stack
         self._host_times_s = [
             host_time(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)
@@ -129,7 +129,7 @@ class Engine:
         self.next_s = now_s + float(ends[-1])
 
     def _hold(self) -> None:
-        """Prompts are put off while some ranks have none to read, for so many steps at most."""
+        """Prefill is held while some ranks have no prompt, for so many steps at most."""
         most = self.ranks[0].settings.dp_wait
         if not most or len(self.ranks) == 1:
             return
@@ -157,10 +157,10 @@ class Engine:
             longest = max(longest, mixed_s + self._host(decoding, len(step.chunks)))
         return longest
 
-    def _host(self, decoding: int, reading: int = 0) -> float:
+    def _host(self, decoding: int, prefilling: int = 0) -> float:
         """What the GPU waits for the host in a step."""
         step_s, prefill_s, sequence_s = self._host_times_s
-        return (step_s if decoding else prefill_s) + (decoding + reading) * sequence_s
+        return (step_s if decoding else prefill_s) + (decoding + prefilling) * sequence_s
 
     def _decodes_s(self, most: int) -> list[float] | Array:
         """When each of the next steps ends, all ranks decoding."""

@@ -81,7 +81,7 @@ def _of_requests(
         stage_of, reported = None, _metrics(stages[number])
     good = [row for row in rows if not row.get("error") and _tokens(row, "input") and _tokens(row, "output")]
     if not good:
-        raise KernelcastError(f"{folder / _REQUESTS}: none of its {len(rows)} requests was answered")
+        raise KernelcastError(f"{folder / _REQUESTS}: none of its {len(rows)} requests completed")
     kept = None
     if stage_of is not None:
         answered = {id(row) for row in good}
@@ -103,7 +103,7 @@ def _of_requests(
 def _served(
     rows: Sequence[Mapping[str, Any]], stages: NDArray[np.int64] | None
 ) -> tuple[Load, Seconds, Seconds, tuple[Seconds, ...], float]:
-    """The load and the times of requests that were answered; and how long it all took."""
+    """The load and the times of completed requests; and the duration."""
     starts = np.array([float(row["start_time"]) for row in rows])
     ends = np.array([float(row["end_time"]) for row in rows])
     inputs = np.array([_tokens(row, "input") for row in rows])
@@ -163,13 +163,13 @@ def _stages(folder: Path) -> dict[int, Any]:
 
 
 def _stage_of(count: int, stages: Mapping[int, Any]) -> NDArray[np.int64] | None:
-    """Stages come one after another, so that their counts tell which request is of which; None where they do not."""
+    """Stages come one after another, so that their counts say which request is of which; None where they do not."""
     sizes = [int((stages[number].get("load_summary") or {}).get("count") or 0) for number in sorted(stages)]
     return np.repeat(np.array(sorted(stages)), sizes) if sizes and sum(sizes) == count else None
 
 
 def _made_again(path: Path, reports: Sequence[Any], config: Mapping[str, str], seed: int) -> Load:
-    """Each report as a stage at its rate, with its mean lengths; shared prompts where config.yaml tells of them."""
+    """Each report as a stage at its rate, with its mean lengths; shared prompts where config.yaml has them."""
     times: list[Seconds] = []
     counts: list[int] = []
     rates: list[tuple[int, int]] = []
@@ -223,7 +223,7 @@ def _metrics(report: Any) -> dict[str, float]:
 
 
 def _config(folder: Path) -> dict[str, str]:
-    """The few words of config.yaml that matter here; it is written by a program, one word a line."""
+    """The few keys of config.yaml that matter here; a program writes it, a key a line."""
     file = folder / "config.yaml"
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     wanted = {
@@ -275,7 +275,7 @@ def shared_by_text(prompts: Sequence[str], inputs: NDArray[np.int64]) -> tuple[P
         if last - first < 2:
             continue
         common = int(alike[first + 1 : last].min())
-        cuts = [first, *(first + 1 + np.flatnonzero(alike[first + 1 : last] == common)).tolist(), last]
+        ends = [first, *(first + 1 + np.flatnonzero(alike[first + 1 : last] == common)).tolist(), last]
         if common - known >= _LEAST_CHARACTERS:
             leader = order[first]
             tokens = round((common - known) * int(inputs[leader]) / max(len(prompts[leader]), 1))
@@ -284,7 +284,7 @@ def shared_by_text(prompts: Sequence[str], inputs: NDArray[np.int64]) -> tuple[P
                 if min(tokens, left) > 0:
                     pieces[row].append((streams, min(tokens, left)))
             streams, known = streams + 1, common
-        groups += [(start, end, known) for start, end in pairwise(cuts)]
+        groups += [(start, end, known) for start, end in pairwise(ends)]
     return tuple(map(tuple, pieces)) if any(pieces) else ()
 
 

@@ -61,7 +61,7 @@ class KvCacheBlocks:
         return min(cached, most) // self.size * self.size, path
 
     def hold(self, path: Sequence[PrefixNode]) -> None:
-        """A request reads these nodes: they may not be taken."""
+        """A request uses these nodes: they may not be evicted."""
         for node in path:
             if not node.holders:
                 self.free -= self._size_of(node)
@@ -136,7 +136,7 @@ class KvCacheBlocks:
         return moved
 
     def release(self, private: int, path: Sequence[PrefixNode]) -> None:
-        """A request ends (or is put back): ``own`` blocks that nobody shares, and its nodes, the deepest first."""
+        """A request ends (or is preempted): its ``private`` blocks, and its nodes, the deepest first."""
         self.free += private
         if not self.caching:
             return

@@ -182,7 +182,7 @@ class StepLog:
 
     def gaps(self) -> tuple[Array, Array]:
         """Seconds between tokens of those that decode, of each stretch, and how many such gaps there were. A step that
-        reads prompts alone lengthens the gap before the next decode step of its engine."""
+        only prefills lengthens the gap before the next decode step of its engine."""
         lasted, weight = np.zeros(len(self.steps)), np.zeros(len(self.steps))
         waited: dict[int, float] = {}
         for at, (start, end, steps, decoding, engine) in enumerate(
@@ -235,14 +235,14 @@ class BenchResult:
 
 def server_settings(source: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of a server, by one name each; numbers that are written as text are numbers."""
-    said: dict[str, Any] = {}
-    for word, names in _NAMES.items():
+    settings: dict[str, Any] = {}
+    for key, names in _NAMES.items():
         value = next((source[name] for name in names if source.get(name) not in (None, "")), None)
         if isinstance(value, str) and value.strip().isdigit():
             value = int(value)
         if isinstance(value, str | int | float):
-            said[word] = value
-    return said
+            settings[key] = value
+    return settings
 
 
 def by_arrival(

@@ -82,12 +82,12 @@ class SimulatedRuns:
         simulated = {variant: metrics(self.served[variant], self.notes[variant], rows) for variant in self.served}
         figures = []
         for key in KEYS:
-            told, values = named(measured, key), [named(simulated[variant], key) for variant in simulated]
-            if not told or None in values or not told > 0:
+            actual, values = named(measured, key), [named(simulated[variant], key) for variant in simulated]
+            if not actual or None in values or not actual > 0:
                 continue
             ends = [value for value in values if value is not None]
             low, high = (min(ends), max(ends)) if len(ends) == len(VARIANTS) else (None, None)
-            figures.append(MetricComparison(key, told, ends[0], low, high))
+            figures.append(MetricComparison(key, actual, ends[0], low, high))
         return tuple(figures)
 
 
@@ -98,7 +98,7 @@ def named(metrics: Mapping[str, float], key: str) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A benchmark and its simulation. ``parts``: the stages of the load, or what else it is told apart by."""
+    """A benchmark and its simulation. ``parts``: the stages of the load, or other parts of it."""
 
     bench: BenchResult
     service: Service
@@ -122,7 +122,7 @@ def replay(bench: BenchResult, service: Service, tables: StepTimeTables, *, seed
 
 
 def _stages(bench: BenchResult) -> list[tuple[str, Rows, Mapping[str, float]]]:
-    """Of a load that has them: as the file tells of each, or worked out of its requests."""
+    """Of a load that has them: as the file has each, or computed from its requests."""
     if bench.load.stages is None or bench.load.stages.max() == 0:
         return []
     stages = []

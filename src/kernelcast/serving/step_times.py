@@ -1,11 +1,11 @@
-"""How long a step of an engine takes, whatever its batch: a few hundred passes predicted in bulk, lines between them.
+"""Times of engine steps, whatever the batch: a few hundred passes predicted in bulk, interpolated between them.
 
-A step's kernels are of three sorts. Most follow its tokens alone; the head follows its sequences; attention follows how
-many new and past tokens each sequence has. So a step is the sum of three tables:
+Most kernels of a step scale with its tokens alone; the head with its sequences; attention with the new and past tokens
+of each sequence. So a step is the sum of three tables:
 
     step(batch) = tokens(T) + rows(R) + attention(decodes, their mean context; prompt tokens, their mean past)
 
-Tokens have a second table where a step that only decodes has other kernels for them (DeepEP's low-latency exchange).
+Tokens have a second table where a step that only decodes has other kernels for them (DeepEP's low-latency mode).
 Where one launch takes prompts and decodes together, attention is the sum of both times a fourth table: the ratio of the
 joint launch to the two. Tables are in seconds, each with what it may be off (below, above).
 """
@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ _MIXED = ((1, 4, 16, 64, 128, 256, 512), (128, 512, 2048, 8192, 32768, 131072), 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest batch that tables must tell: of a step."""
+    """The largest step that tables must cover."""
 
     tokens: int
     sequences: int
@@ -130,7 +131,7 @@ class StepTimes:
         ]  # fmt: skip
 
     def _decodes_apart(self) -> bool:
-        """Whether kernels that follow tokens alone are others where all of them are decoded."""
+        """Whether kernels that scale with tokens alone differ in a step that only decodes."""
         prefill, decode = (
             [launch for launch in forward(self.deployment, batch) if launch.scales_with == "tokens"]
             for batch in (Batch((64,), (0,)), Batch(64 * (1,), 64 * (64,)))
@@ -138,7 +139,7 @@ class StepTimes:
         return prefill != decode
 
     def with_overheads(self, deployment: Deployment) -> StepTimes:
-        """The same passes where the server's own terms differ (see ``terms``): nothing is predicted again."""
+        """The same passes where server overheads differ: nothing is predicted again."""
         copied = copy.copy(self)
         copied.deployment = self._on_host(deployment)
         if deployment.stack.spread != self.deployment.stack.spread:
@@ -170,15 +171,27 @@ class StepTimes:
                         ratio[i, j, k, m] /= alone + self._prefill_attention(q, past)[0]
         return ratio
 
-    def _decode_attention(self, sequences: float, context: float) -> tuple[float, float, float]:
-        """Attention of decodes: time, below, above."""
-        return _bilinear(self._sequences, self._contexts, self._decode, sequences, context)
+    def _decode_attention(self, sequences: float, context: float) -> list[float]:
+        """Time, below, above; with less context than the least no less time."""
+        at = sequences, max(context, self._contexts[0])
+        return list(_interpolate((self._sequences, self._contexts), self._decode, at).tolist())
 
-    def _prefill_attention(self, tokens: float, past: float) -> tuple[float, float, float]:
-        return _bilinear(self._prompts, self._pasts, self._prompt, tokens, past)
+    def _prefill_attention(self, tokens: float, past: float) -> list[float]:
+        at = tokens, max(past, self._pasts[0])
+        return list(_interpolate((self._prompts, self._pasts), self._prompt, at).tolist())
 
-    def _tokens_of(self, tokens: int, *, graph: bool, decoded: bool = False) -> tuple[float, float, float]:
-        """What follows the tokens of a step; a graph runs as many as it was captured with."""
+    def _head(self, rows: int) -> list[float]:
+        return list(_interpolate((self._sequences,), self._rows, (rows,)).tolist())
+
+    def _mixed_ratio(self, at: Sequence[float]) -> float:
+        """Of one launch for prompts and decodes over two; in logarithms of the axes, held at their ends."""
+        assert self._mixed_grid is not None
+        axes = [[math.log1p(x) for x in axis] for axis in self._mixed_grid]
+        values = [min(max(math.log1p(value), axis[0]), axis[-1]) for axis, value in zip(axes, at, strict=True)]
+        return float(_interpolate(axes, self._ratio, values))
+
+    def _tokens_of(self, tokens: int, *, graph: bool, decoded: bool = False) -> Sequence[float]:
+        """What scales with the tokens of a step; a graph runs as many as it was captured with."""
         table = self._decoded if decoded else self._tokens
         return table[self._padded[tokens] if graph and tokens < len(self._padded) else tokens]
 
@@ -189,7 +202,7 @@ class StepTimes:
         if key not in self._lines:
             graph = self.deployment.stack.graphs
             tokens = self._tokens_of(sequences * (1 + self.drafted), graph=graph, decoded=True)
-            rows = _linear(self._sequences, self._rows, sequences)
+            rows = self._head(sequences)
             steps = []
             for context in self._contexts:
                 parts = (tokens, rows, self._decode_attention(sequences, context))
@@ -202,7 +215,8 @@ class StepTimes:
     def decode(self, sequences: int, context_sum: float, variant: str = "likely") -> float:
         """A step that decodes ``sequences`` with ``context_sum`` tokens in the cache together."""
         contexts, steps = self._line(sequences, variant)
-        return _on_line(contexts, steps, context_sum / sequences) * self.deployment.stack.decode_factor
+        step_s: float = _interpolate((contexts,), steps, (max(context_sum / sequences, contexts[0]),))
+        return step_s * self.deployment.stack.decode_factor
 
     def decodes(self, sequences: int, context_sum: float, gained: float, count: int, variant: str = "likely") -> Array:
         """``count`` such steps, each with ``gained`` tokens a sequence more in the cache than the one before."""
@@ -212,18 +226,16 @@ class StepTimes:
 
     def mixed(self, sequences: int, context_sum: float, prompt_tokens: int, past: float, rows: int,
               variant: str = "likely") -> float:  # fmt: skip
-        """A step that reads ``prompt_tokens`` after ``past`` ones (the mean, weighted by tokens) beside ``sequences``
+        """A step that prefills ``prompt_tokens`` after ``past`` ones (their weighted mean) beside ``sequences``
         that decode; ``rows`` are sampled."""
         tokens = prompt_tokens + sequences * (1 + self.drafted)
-        reading = self._prefill_attention(prompt_tokens, past)
-        context = context_sum / sequences if sequences else 0.0
-        decoding = self._decode_attention(sequences, context) if sequences else (0.0, 0.0, 0.0)
-        attention = tuple(a + b for a, b in zip(reading, decoding, strict=True))
-        if self._ratio is not None and sequences:
-            assert self._mixed_grid is not None
-            ratio = _between(self._mixed_grid, self._ratio, (sequences, context, prompt_tokens, past))
-            attention = tuple(part * ratio for part in attention)
-        head = _linear(self._sequences, self._rows, rows) if rows else (0.0, 0.0, 0.0)
+        attention = self._prefill_attention(prompt_tokens, past)
+        if sequences:
+            context = context_sum / sequences
+            ratio = 1.0 if self._ratio is None else self._mixed_ratio((sequences, context, prompt_tokens, past))
+            decode = self._decode_attention(sequences, context)
+            attention = [(a + b) * ratio for a, b in zip(attention, decode, strict=True)]
+        head = self._head(rows) if rows else (0.0, 0.0, 0.0)
         graph = self.deployment.stack.replays(tokens, decodes=False)
         parts = (self._tokens_of(tokens, graph=graph), head, attention)
         together = self._summed(parts, variant, graph)
@@ -237,7 +249,7 @@ class StepTimes:
         return alone + stack.prompt_factor * max(0.0, together - alone / stack.decode_factor)
 
     def _summed(self, parts: Iterable[Sequence[float]], variant: str, graph: bool) -> float:
-        """Kernels of different networks are wrong on their own; whole passes a little more (see ``passes``)."""
+        """Different networks err independently, whole passes a little more (``pass_deviation``)."""
         time = below = above = 0.0
         for part in parts:
             time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
@@ -258,7 +270,7 @@ class StepTimes:
 
     @cached_property
     def rests_on(self) -> EvidenceSummary:
-        """What a middling step rests on."""
+        """What a typical decode step rests on."""
         middle = Batch(8 * (1,), 8 * (min(1024, self.limits.context),))
         launches = forward(self.deployment, middle)
         self._times.predict(launch.call for launch in launches)
@@ -316,44 +328,16 @@ def _continued(known: Sequence[int], table: Array, every: Sequence[int]) -> Arra
     return np.array([*within, *beyond])
 
 
-def _place(grid: Sequence[float], at: float) -> tuple[int, float]:
-    """The cell that a value lies in and how far along it; values beyond the ends lie on the line of the last cell."""
-    if len(grid) == 1:
-        return 0, 0.0
-    cell = min(max(bisect_right(grid, at) - 1, 0), len(grid) - 2)
-    return cell, (at - grid[cell]) / (grid[cell + 1] - grid[cell])
-
-
-def _linear(grid: Sequence[int], table: Array, at: float) -> tuple[float, float, float]:
-    cell, along = _place(grid, at)
-    found = table[cell] if len(grid) == 1 else table[cell] * (1 - along) + table[cell + 1] * along
-    return float(found[0]), float(found[1]), float(found[2])
-
-
-def _bilinear(rows: Sequence[int], columns: Sequence[int], table: Array, row: float, column: float
-              ) -> tuple[float, float, float]:  # fmt: skip
-    i, u = _place(rows, row)
-    j, v = _place(columns, column)
-    v = max(v, 0.0)  # less context than the least: no less time than its
-    below, right = min(i + 1, len(rows) - 1), min(j + 1, len(columns) - 1)
-    found = (table[i, j] * ((1 - u) * (1 - v)) + table[below, j] * (u * (1 - v)) + table[i, right] * ((1 - u) * v)
-             + table[below, right] * (u * v))  # fmt: skip
-    return float(found[0]), float(found[1]), float(found[2])
-
-
-def _on_line(xs: Sequence[float], ys: Sequence[float], at: float) -> float:
-    cell, along = _place(xs, max(at, xs[0]))
-    return ys[cell] if len(xs) == 1 else ys[cell] * (1 - along) + ys[cell + 1] * along
-
-
-def _between(grid: Sequence[Sequence[int]], table: Array, at: Sequence[float]) -> float:
-    """Multilinear in the logarithms of the axes; held at the ends."""
-    found = table
-    for axis, value in zip(grid, at, strict=True):
-        cell, along = _place([math.log1p(x) for x in axis], math.log1p(value))
-        along = min(max(along, 0.0), 1.0)
-        found = found[cell] if len(axis) == 1 else found[cell] * (1 - along) + found[cell + 1] * along
-    return float(found)
+def _interpolate(axes: Sequence[Sequence[float]], table: Any, at: Sequence[float]) -> Any:
+    """Multilinear in the first axes of a table; beyond their ends on the line of the last cell."""
+    for axis, value in zip(axes, at, strict=True):
+        if len(axis) == 1:
+            table = table[0]
+            continue
+        cell = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
+        along = (value - axis[cell]) / (axis[cell + 1] - axis[cell])
+        table = table[cell] * (1 - along) + table[cell + 1] * along
+    return table
 
 
 _SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144)  # handed over, that times are predicted for; lines between them

@@ -18,7 +18,7 @@ from kernelcast.files import TableFile, open_table, quoted
 from kernelcast.inference.request_files import cell_text, copy_valid_rows, line_of, numbers, texts, whole_numbers
 from kernelcast.serving.load import Load, Pieces
 
-ADVICE = "--skip-bad leaves such rows out"
+ADVICE = "`skip_bad` leaves such rows out"
 
 
 @dataclass(frozen=True)
