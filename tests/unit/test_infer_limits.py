@@ -87,7 +87,7 @@ def test_memory_holds_every_request_at_its_end() -> None:
 def test_the_refusal_says_by_how_much_and_what_fits(how: dict[str, Any], workload: Workload) -> None:
     place = deployed(**how)
     said = refusal(place, workload)
-    largest = int(re.findall(r"the largest batch of this kind is (\d+)$", said)[0])
+    largest = int(re.findall(r"the largest batch of such requests is (\d+)$", said)[0])
     assert largest == largest_batch(place, workload) > 0
 
     def of(batch: int) -> Workload:

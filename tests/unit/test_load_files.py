@@ -105,7 +105,7 @@ def test_burstgpt_has_failures(tmp_path: Path) -> None:
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
         "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,API log\n118,GPT-4,417,276,693,API log\n",
     )
-    assert "line 3: Response tokens must be a whole number of tokens from 1 on, not 0; --skip-bad" in said(path)
+    assert "line 3: Response tokens must be a whole number of tokens from 1 on, not 0; `skip_bad`" in said(path)
     trace = read_trace(path, skip_bad=True)
     assert trace.layout == "burstgpt" and trace.load().arrivals_s.tolist() == [0, 113]
     assert trace.told().startswith("1 row left out (1 x Response tokens must be")
@@ -203,7 +203,7 @@ def test_a_parquet_file_has_rows(tmp_path: Path) -> None:
 
 def test_times_out_of_order_are_an_error_or_sorted(tmp_path: Path) -> None:
     path = file(tmp_path, "t.csv", f"{HEADER}0,1,5\n5,2,5\n3,3,5\n4,4,5\n6,5,5\n")
-    assert "line 4: this request arrives 2 s before the one in front of it; skip_bad sorts them" in said(path)
+    assert "line 4: this request arrives 2 s before the one in front of it; `skip_bad` sorts them" in said(path)
     trace = read_trace(path, skip_bad=True)
     assert trace.inputs.tolist() == [1, 3, 4, 2, 5]
     assert (trace.moved, trace.told()) == (2, "2 rows put in order of arrival")
