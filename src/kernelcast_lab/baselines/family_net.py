@@ -27,9 +27,9 @@ class FamilyNet:
     encoder: Encoder
     layers: Layers
 
-    def __call__(self, values: Floats, words: Mapping[str, str]) -> Array:
+    def __call__(self, values: Floats, choices: Mapping[str, str]) -> Array:
         """(rows, outputs) of rows that share their words."""
-        return self.layers(self.encoder.numbers(values), self.encoder.positions(words)).astype(np.float64)
+        return self.layers(self.encoder.numbers(values), self.encoder.positions(choices)).astype(np.float64)
 
     def to_arrays(self, family: str) -> tuple[Arrays, dict[str, Any]]:
         arrays = self.encoder.tensors(f"{family}.") | self.layers.tensors(f"{family}.weight", f"{family}.bias")
@@ -55,8 +55,8 @@ class NetBaseline:
     def what_if_spread(self, family: str) -> None:
         return None
 
-    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        return (without_evidence(kernel, words, target),)
+    def matches(self, kernel: type[Kernel], choices: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        return (without_evidence(kernel, choices, target),)
 
     @classmethod
     def merged(cls, models: Iterable[Self]) -> Self:
@@ -78,13 +78,13 @@ class NetBaseline:
         if about["name"] != cls().name:
             raise KernelcastError(f"these are weights of {about['name']}, not of {cls().name}")
         families = about["families"].items()
-        return cls({family: FamilyNet.from_arrays(family, arrays, own) for family, own in families})
+        return cls({family: FamilyNet.from_arrays(family, arrays, members) for family, members in families})
 
 
 def words_of(question: PredictorInput) -> dict[str, str]:
     """What a network may know by name: the originals have one model a kernel, so library and stack are words too."""
     named = {name: question.calls.choice(name) for name in ("dtype", "backend", "stack")}
-    return {"op": question.kernel.op, **{name: str(word) for name, word in named.items() if word is not None}}
+    return {"op": question.kernel.op, **{name: str(choice) for name, choice in named.items() if choice is not None}}
 
 
 def sigmoid(x: Array) -> Array:

@@ -72,9 +72,9 @@ def split(question: PredictorInput) -> tuple[list[Analysis], list[Analysis]]:
 
 
 def _tiled_s(net: FamilyNet, work: Analysis, question: PredictorInput) -> Array:
-    found = tiles(work, question.gpu)
-    out = net(found.values, words_of(question))
-    return law_s(found.waves, found.roofline_s, out[:, 0], out[:, 1])
+    result = tiles(work, question.gpu)
+    out = net(result.values, words_of(question))
+    return law_s(result.waves, result.roofline_s, out[:, 0], out[:, 1])
 
 
 def tiles(work: Analysis, gpu: Gpu) -> Tiles:

@@ -54,9 +54,9 @@ class Pipeweave(NetBaseline):
         net = self.nets.get(question.kernel.family)
         if net is None:
             return plain_estimate(roofline_s(question), question)
-        found = inputs(question)
-        efficiency = sigmoid(net(found.values, words_of(question))[:, 0])
-        return plain_estimate(found.theoretical_s / np.maximum(efficiency, LEAST_EFFICIENCY), question)
+        result = inputs(question)
+        efficiency = sigmoid(net(result.values, words_of(question))[:, 0])
+        return plain_estimate(result.theoretical_s / np.maximum(efficiency, LEAST_EFFICIENCY), question)
 
 
 def inputs(question: PredictorInput) -> Inputs:

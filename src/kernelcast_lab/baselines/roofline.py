@@ -34,8 +34,8 @@ class Roofline:
     def what_if_spread(self, family: str) -> None:
         return None
 
-    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        return (without_evidence(kernel, words, target),)
+    def matches(self, kernel: type[Kernel], choices: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        return (without_evidence(kernel, choices, target),)
 
     def estimate(self, question: PredictorInput) -> Estimate:
         return plain_estimate(roofline_s(question), question)
@@ -73,9 +73,9 @@ def link_s(question: PredictorInput) -> Array:
     total = np.zeros(question.calls.count)
     if not any(np.any(work.limits[LINK] > 0) for work in question.best):
         return total
-    for asked in question.kernel.work(question.calls, question.gpu):  # an Analysis has link times, but not link bytes
-        between = fabric(asked.link or question.gpu.link_kind, question.gpu)
-        sent_bytes = np.broadcast_to(np.asarray(asked.link_bytes, dtype=np.float64), asked.shape)
+    for tested in question.kernel.work(question.calls, question.gpu):  # an Analysis has link times, but not link bytes
+        between = fabric(tested.link or question.gpu.link_kind, question.gpu)
+        sent_bytes = np.broadcast_to(np.asarray(tested.link_bytes, dtype=np.float64), tested.shape)
         total = total + np.min(sent_bytes, axis=0) / between.bytes_per_s
     return total
 

@@ -107,18 +107,18 @@ def show_file(
 
     if not file.is_file():
         raise KernelcastError(f"no file {file}")
-    found = describe(file)
-    if not found["canonical"]:
+    result = describe(file)
+    if not result["canonical"]:
         raise KernelcastError(f"{file} has no canonical measurements; `kernelcast data import` makes such files")
     if json:
-        print(as_json.to_json({**found, "reasons": {rule: RULES[rule] for rule in found["dropped"]}}))
+        print(as_json.to_json({**result, "reasons": {rule: RULES[rule] for rule in result["dropped"]}}))
         return
     from kernelcast.app.report.text import show
 
-    parts: list[Any] = [f"{file}: {found['rows']:,} rows of {found['source']}\n"]
+    parts: list[Any] = [f"{file}: {result['rows']:,} rows of {result['source']}\n"]
     for key, title in (("ops", "op"), ("gpus", "GPU"), ("campaigns", "campaign")):
-        parts += [_counts(title, found[key]), ""]
-    left_out = {f"{rule}: {RULES[rule]}": count for rule, count in found["dropped"].items()}
+        parts += [_counts(title, result[key]), ""]
+    left_out = {f"{rule}: {RULES[rule]}": count for rule, count in result["dropped"].items()}
     show(*parts, *([_counts("left out", left_out)] if left_out else ["nothing was left out"]))
 
 
@@ -140,7 +140,7 @@ def pack_rows(
     if output.exists() and not output.is_dir():
         raise KernelcastError(f"{output} is a file; -o takes a folder")
     lines = pack(
-        with_tables(data), output, family or FAMILIES, lambda told: typer.echo(f"kernelcast: {told}", err=True)
+        with_tables(data), output, family or FAMILIES, lambda message: typer.echo(f"kernelcast: {message}", err=True)
     )
     if json:
         print(as_json.to_json(lines))
@@ -155,23 +155,23 @@ def show_specs(data: Folders = None, json: Json = False) -> None:
     """
     from kernelcast_lab.data.specs import by_gpu, found_in
 
-    found = found_in(with_tables(data))
+    result = found_in(with_tables(data))
     if json:
-        print(as_json.to_json(by_gpu(found)))
+        print(as_json.to_json(by_gpu(result)))
         return
     from kernelcast.app.report.text import plain_table, show
     from kernelcast.hardware import gpu
 
-    words = ("large", "tensor", "long", "DRAM", "smallest µs")
-    table = plain_table("GPU", "format", *words, right=words)
-    for one in found:
-        chip, sixteen = gpu(one.gpu), one.smallest_s is not None
-        known = chip.sustained_tensor_fraction if sixteen else chip.sustained_tensor_fractions.get(one.dtype)
-        cells = [(one.tensor_fraction, known), (one.long_fraction, chip.long_tensor_fraction if sixteen else None)]
-        cells += [(one.dram_fraction, chip.sustained_dram_fraction if sixteen else None)]
-        cells += [(_micro(one.smallest_s), _micro(chip.sustained_launch_s) if sixteen else None)]
+    headings = ("large", "tensor", "long", "DRAM", "smallest µs")
+    table = plain_table("GPU", "format", *headings, right=headings)
+    for each in result:
+        target, sixteen = gpu(each.gpu), each.smallest_s is not None
+        known = target.sustained_tensor_fraction if sixteen else target.sustained_tensor_fractions.get(each.dtype)
+        cells = [(each.tensor_fraction, known), (each.long_fraction, target.long_tensor_fraction if sixteen else None)]
+        cells += [(each.dram_fraction, target.sustained_dram_fraction if sixteen else None)]
+        cells += [(_micro(each.smallest_s), _micro(target.sustained_launch_s) if sixteen else None)]
         shown = (" / ".join("—" if value is None else f"{value:.3f}" for value in pair) for pair in cells)
-        table.add_row(one.gpu, one.dtype, f"{one.large:,}", *(cell if cell != "— / —" else "" for cell in shown))
+        table.add_row(each.gpu, each.dtype, f"{each.large:,}", *(cell if cell != "— / —" else "" for cell in shown))
     show(table if table.row_count else "no GPU has enough large products in these tables")
     show("\nshares of the peak: in these tables / in the catalogue. What each means: docs/new-gpu.md")
 
@@ -184,8 +184,8 @@ def _counts(title: str, counts: Mapping[str, int]) -> Table:
     from kernelcast.app.report.text import plain_table
 
     table = plain_table(title, "rows", right=("rows",))
-    for word, count in list(counts.items())[:_MOST_CAMPAIGNS]:
-        table.add_row(word, f"{count:,}")
+    for campaign, count in list(counts.items())[:_MOST_CAMPAIGNS]:
+        table.add_row(campaign, f"{count:,}")
     rest = len(counts) - _MOST_CAMPAIGNS
     if rest > 0:
         table.add_row(f"and {rest} more (--json has all)", "")
@@ -211,7 +211,7 @@ def _print_tables(lines: Sequence[Mapping[str, Any]]) -> None:
         show("", reasons)
 
 
-def _few(words: Iterable[str], most: int = 4) -> str:
-    words = list(words)
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
+def _few(names: Iterable[str], most: int = 4) -> str:
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -154,15 +154,15 @@ def tables(
     from kernelcast_lab.evaluate.run import PREDICTORS, Evaluation, evaluate
     from kernelcast_lab.fit.families import family_columns
 
-    asked = Evaluation(tuple(split or ()), tuple(task or ()), tuple(predictor or PREDICTORS), rows=rows, seed=seed)
+    evaluation = Evaluation(tuple(split or ()), tuple(task or ()), tuple(predictor or PREDICTORS), rows=rows, seed=seed)
     folders = with_tables(data)
     read = functools.cache(lambda family: family_columns(folders, family))
-    found = evaluate(read, asked, out / "scores.json", _say, workers)
-    _say(f"{len(found)} scores -> {write_report(found, out)}")
+    scores = evaluate(read, evaluation, out / "scores.json", _say, workers)
+    _say(f"{len(scores)} scores -> {write_report(scores, out)}")
     if json:
-        print(as_json.to_json([asdict(score) for score in found]))
+        print(as_json.to_json([asdict(score) for score in scores]))
     else:
-        _tell(means(found))
+        _tell(means(scores))
 
 
 def served(
@@ -180,13 +180,13 @@ def served(
     known = {"pipeweave": ("pipeweave/e2e_real", batches.figures), "aiconfigurator": ("aiconfigurator/e2e_silicon",
              points.figures)}  # fmt: skip
     refuse_unknown("source of served models", source or (), known)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, (table, figures) in known.items():
         if name in (source or ()) or (not source and table in tables_in(data)):
-            found |= figures(data)
-    if not found:
+            result |= figures(data)
+    if not result:
         raise KernelcastError(f"none of {', '.join(table for table, _ in known.values())} is in these tables")
-    _tell(found, json)
+    _tell(result, json)
 
 
 def load(
@@ -289,9 +289,9 @@ def tuning(
     from kernelcast_lab.evaluate.tuning import SWEEPS, chosen_sweeps, figures
 
     conditions = resolve_conditions(None, "model", predictor)
-    found = figures(*chosen_sweeps(sweeps or SWEEPS, only or ()), top, more, conditions)
+    result = figures(*chosen_sweeps(sweeps or SWEEPS, only or ()), top, more, conditions)
     shown = ("kernel", "shape", "spearman", "tuned", "tuned_us", "regret_finals", "over_vllm", "over_sglang")
-    _tell(found, json, {"shapes": shown, "kernels": ()})
+    _tell(result, json, {"shapes": shown, "kernels": ()})
 
 
 def tuning_gpus(
@@ -334,7 +334,7 @@ def learning_curve(
     from kernelcast_lab.fit.recipes import FAMILIES
 
     refuse_unknown("family", family, FAMILIES)
-    places = [find_gpu(name).id for name in gpu]
+    gpu_ids = [find_gpu(name).id for name in gpu]
     if not all(text.isdecimal() for text in counts.split(",")):
         raise KernelcastError(f"--counts takes numbers such as 0,30,100, not {counts!r}")
     settings = curves.CurveSettings(tuple(map(int, counts.split(","))), repeats, rows=rows, epochs=epochs)
@@ -342,13 +342,13 @@ def learning_curve(
     points = []
     for name in family:
         columns = family_columns(folders, name)
-        for place in places:
+        for place in gpu_ids:
             points += curves.learning_curve(
                 columns, name, place, settings, source=source, by=by or (), seed=seed, say=_say
             )
             _say(f"{len(points)} points -> {curves.write_curves(points, out)}")
-    found = {"points": [asdict(point) for point in points], "mean_error": curves.curve_lines(points)}
-    _tell(found, json, {"points": ()})
+    result = {"points": [asdict(point) for point in points], "mean_error": curves.curve_lines(points)}
+    _tell(result, json, {"points": ()})
 
 
 def transfer(
@@ -425,18 +425,18 @@ def _say(text: str) -> None:
     typer.echo(f"kernelcast: {text}", err=True)
 
 
-def _tell(found: Figures, json: bool = False, shown: Mapping[str, Sequence[str]] | None = None) -> None:
+def _tell(result: Figures, json: bool = False, shown: Mapping[str, Sequence[str]] | None = None) -> None:
     """As JSON, or a table each; ``shown``: the columns of a table that a terminal has room for."""
-    if not any(found.values()):
+    if not any(result.values()):
         raise KernelcastError("no scores: nothing that was measured is among what was asked for")
     if json:
-        print(as_json.to_json(found))
+        print(as_json.to_json(result))
         return
     from kernelcast.app.report.text import plain_table, show
 
-    for title, lines in found.items():
-        told = dict.fromkeys(name for line in lines for name, value in line.items() if value is not None)
-        names = (shown or {}).get(title, list(told))
+    for title, lines in result.items():
+        known = dict.fromkeys(name for line in lines for name, value in line.items() if value is not None)
+        names = (shown or {}).get(title, list(known))
         if not lines or not names:
             continue
         heads = {name: name.replace("_", "\n") for name in names}  # numbers are narrower than their names

@@ -50,11 +50,11 @@ def with_tables(folders: Sequence[Path] | None) -> list[Path]:
     """The folders, by argument or by KERNELCAST_DATA; one without measured tables is refused."""
     from kernelcast_lab.data.shared import root_path, tables
 
-    found = [root_path(folder) for folder in folders] if folders else [root_path()]
-    for folder in found:
+    result = [root_path(folder) for folder in folders] if folders else [root_path()]
+    for folder in result:
         if not tables(folder):
             raise KernelcastError(f"{folder} has no SOURCE/TABLE.parquet files; `kernelcast data import` makes such")
-    return found
+    return result
 
 
 def fit(
@@ -89,16 +89,18 @@ def fit(
     folders = with_tables(data)
     named = version or f"{time.strftime('%Y%m%d')}-{seed or 0}"
     done: dict[str, Any] = {}
-    for name, own in recipes_of(family, recipe).items():
+    for name, members in recipes_of(family, recipe).items():
         if (out / f"{name}.safetensors").exists():
             _say(f"{name} is in {out} already; remove it to fit again")
             continue
         start = time.monotonic()
-        columns = fitting_columns(folders, name, own.data)
+        columns = fitting_columns(folders, name, members.data)
         if not len(columns["op"]) and not (family or recipe):
             _say(f"{name}: no measured call, left out")
             continue
-        settings = changed(own.settings, epochs=epochs, rows=rows, seed=seed, workers=workers or os.cpu_count() or 1)
+        settings = changed(
+            members.settings, epochs=epochs, rows=rows, seed=seed, workers=workers or os.cpu_count() or 1
+        )
         with progress_bar(transient=True) as bar:
             again = repeated_columns(folders, name)
             weights = fit_family(columns, name, settings, bar, out / "partial", again)
@@ -128,16 +130,16 @@ def fit_power(
     rows = power.read_power(table)
     joules, watts = power.left_out(rows)
     lines = power.errors(rows, joules, watts)
-    found = power.widened(power.fitted(rows), rows, joules, watts)
+    result = power.widened(power.fitted(rows), rows, joules, watts)
     held = power.inside_of_others(rows, joules, watts)
     if out is not None:
-        power.write(found, out, power.notes(rows, table, lines, held))
+        power.write(result, out, power.notes(rows, table, lines, held))
     if as_json:
-        typer.echo(json.dumps({"rows": len(joules), "errors": lines, "inside": held, "idle_w": found.idle_w,
-                               "busy_w": found.busy_w, "joules": dict(found.joules)}))  # fmt: skip
+        typer.echo(json.dumps({"rows": len(joules), "errors": lines, "inside": held, "idle_w": result.idle_w,
+                               "busy_w": result.busy_w, "joules": dict(result.joules)}))  # fmt: skip
         return
     typer.echo("mean error on left-out calls     joules    watts    rows")
     for line in lines:
-        told = f"{100 * line['joules_error']:8.1f}% {100 * line['watts_error']:7.1f}% {line['rows']:7,}"
-        typer.echo(f"{line['calls']:30}{told}")
+        message = f"{100 * line['joules_error']:8.1f}% {100 * line['watts_error']:7.1f}% {line['rows']:7,}"
+        typer.echo(f"{line['calls']:30}{message}")
     typer.echo(f"80% intervals hold {100 * held:.0f}% of calls that did not set them")

@@ -67,15 +67,15 @@ def collect_models(
         raise KernelcastError("where to? give -o FILE.jsonl (or -o FILE.json.gz with --pack)")
     if pack is not None:
         measured, failed = packed(pack, out)
-        told = {"measured": measured, "failed": failed, "bytes": out.stat().st_size}
+        labels = {"measured": measured, "failed": failed, "bytes": out.stat().st_size}
     else:
         tally = measure_here(cases, out, seconds, retry, lambda line: typer.echo(line, err=json))
-        told = tally._asdict()
-    counts = ", ".join(f"{count:,} {what}" for what, count in told.items())
-    typer.echo(to_json({"file": str(out), **told}) if json else f"{out}: {counts}")
+        labels = tally._asdict()
+    counts = ", ".join(f"{count:,} {what}" for what, count in labels.items())
+    typer.echo(to_json({"file": str(out), **labels}) if json else f"{out}: {counts}")
 
 
-def _zoo(folder: Path, out: Path | None, pack: Path | None, words: Sequence[str], seconds: float) -> None:
+def _zoo(folder: Path, out: Path | None, pack: Path | None, only: Sequence[str], seconds: float) -> None:
     """Measure the models of a folder, or pack what was measured of them."""
     if out is None:
         raise KernelcastError("where to? give -o FILE.jsonl (or -o GPU.json.gz with --pack)")
@@ -86,7 +86,7 @@ def _zoo(folder: Path, out: Path | None, pack: Path | None, words: Sequence[str]
         good, failed = pack_zoo(pack, out)
     else:
         measured_here()
-        good, failed = measure_zoo(folder, out, words, seconds, typer.echo)
+        good, failed = measure_zoo(folder, out, only, seconds, typer.echo)
     typer.echo(f"{out}: {good:,} cases, {failed:,} failed")
 
 

@@ -65,25 +65,25 @@ def _models(folder: Path, predictor: str, only: Sequence[str], as_json: bool) ->
     conditions = replace(STEP, predictor=predictor)
     with progress_bar() as start:
         told = start("tracing")
-        found = replay(folder / FOLDER, conditions, only, lambda done, total: told(done, total, ""))
-    if not found:
+        result = replay(folder / FOLDER, conditions, only, lambda done, total: told(done, total, ""))
+    if not result:
         wanted = f" whose case holds {' or '.join(only)}" if only else ""
         raise KernelcastError(f"{folder / FOLDER} has no measured model{wanted}")
-    whole = summary(found)
+    whole = summary(result)
     if as_json:
-        typer.echo(json.dumps({"cases": [one.line for one in found], "summary": whole}))
+        typer.echo(json.dumps({"cases": [each.line for each in result], "summary": whole}))
         return
     several = len(whole["machines"]) > 1
     numbers = ("kernels ms", "off", "wall ms", "wall off", "own host")
     named = ("machine",) if several else ()
     table = plain_table("case", *named, *numbers, "inside", "launch-bound", right=numbers)
     table.columns[0].no_wrap = True
-    for one in found:
-        bound = ("yes" if one.launch_bound else "no") + ("" if one.told_right else ", told wrong")
+    for each in result:
+        bound = ("yes" if each.launch_bound else "no") + ("" if each.told_right else ", told wrong")
         table.add_row(
-            one.ran.case.id, *((one.machine,) if several else ()), f"{one.ran.kernel_ms:.2f}",
-            f"{one.kernel_error:+.1f}", f"{one.ran.wall_ms:.2f}", f"{one.wall_error:+.1f}", f"{one.own_error:+.1f}",
-            "yes" if one.inside else "no", bound,
+            each.ran.case.id, *((each.machine,) if several else ()), f"{each.ran.kernel_ms:.2f}",
+            f"{each.kernel_error:+.1f}", f"{each.ran.wall_ms:.2f}", f"{each.wall_error:+.1f}", f"{each.own_error:+.1f}",
+            "yes" if each.inside else "no", bound,
         )  # fmt: skip
     show(table)
     show(f"\n{whole['cases']} cases of {whole['models']} models: kernels {whole['kernels_error']:.1f}% off, at most "

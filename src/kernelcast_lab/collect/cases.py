@@ -116,19 +116,19 @@ def case_table() -> tuple[Case, ...]:
 
 def chosen(only: Iterable[str]) -> tuple[Case, ...]:
     """The cases whose id holds one of these words (all for none)."""
-    words = tuple(only)
+    parts = tuple(only)
     table = case_table()
-    for word in words:
-        if not any(word in case.id for case in table):
-            raise KernelcastError(f"no case holds {word!r} in its id; known models: {', '.join(MODELS)}; see --list")
-    return tuple(case for case in table if not words or any(word in case.id for word in words))
+    for part in parts:
+        if not any(part in case.id for case in table):
+            raise KernelcastError(f"no case holds {part!r} in its id; known models: {', '.join(MODELS)}; see --list")
+    return tuple(case for case in table if not parts or any(part in case.id for part in parts))
 
 
 def _cases(line: str) -> Iterator[Case]:
     model, what, sizes = (part.strip() for part in line.split("|"))
     mode, *more = what.split()
     launch = "graph" if "graph" in more else "eager"
-    dtype = next((word for word in more if word != "graph"), "bf16")
+    dtype = next((part for part in more if part != "graph"), "bf16")
     layers = LAYERS.get(model, int(MODELS[model].get("num_hidden_layers") or MODELS[model]["n_layer"]))
     for size in sizes.split():
         batch, seq = map(int, size.split("x"))

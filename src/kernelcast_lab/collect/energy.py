@@ -32,7 +32,7 @@ llama-3.1-8b | training | 4x512
 
 def energy_cases() -> list[Case]:
     """Two or three models, prefill, decode and training."""
-    found = []
+    results = []
     for line in _POINTS.split("\n"):
         if not line.strip():
             continue
@@ -41,8 +41,8 @@ def energy_cases() -> list[Case]:
         for size in sizes.split():
             batch, seq = map(int, size.split("x"))
             launch = "eager" if mode == "training" else "graph"
-            found.append(Case(model, mode, launch, "bf16", batch, seq, layers))  # type: ignore[arg-type]
-    return found
+            results.append(Case(model, mode, launch, "bf16", batch, seq, layers))  # type: ignore[arg-type]
+    return results
 
 
 def collect(out: Path, seconds: float, say: Callable[[str], None]) -> tuple[int, int]:

@@ -57,15 +57,15 @@ class Task:
         return f"{self.name}@{self.problem.tokens}"
 
 
-def tasks(chip: Gpu, train_shapes: int = 140, a_shape: int = 120, seed: int = 0) -> list[Task]:
+def tasks(target: Gpu, train_shapes: int = 140, a_shape: int = 120, seed: int = 0) -> list[Task]:
     """The tested models' shapes with every config, then ``train_shapes`` of the others with ``a_shape`` each."""
-    every, draw = space(chip), random.Random(seed)
-    found = []
+    every, draw = space(target), random.Random(seed)
+    results = []
     for tokens in TOKENS:
         for name, (experts, topk, hidden, inter) in TESTED.items():
             defaults = (vllm_default(tokens, experts), sglang_default(tokens, experts))
             problem = MoeProblem(tokens, hidden, inter, experts, topk)
-            found.append(Task("main", name, problem, tuple(dict.fromkeys([*every, *defaults]))))
+            results.append(Task("main", name, problem, tuple(dict.fromkeys([*every, *defaults]))))
     seen: set[tuple[str, int, int]] = set()
     while len(seen) < train_shapes:
         name = draw.choice(sorted(OTHERS))
@@ -75,20 +75,20 @@ def tasks(chip: Gpu, train_shapes: int = 140, a_shape: int = 120, seed: int = 0)
         if fits and (name, inter, tokens) not in seen:
             seen.add((name, inter, tokens))
             problem = MoeProblem(tokens, hidden, inter, experts, topk)
-            found.append(
+            results.append(
                 Task("train", f"{name}-i{inter}", problem, tuple(draw.sample(every, min(a_shape, len(every)))))
             )
-    return found
+    return results
 
 
-def collect(chip: Gpu, out: Path, about: dict[str, Any], budget_s: float | None, say: Say) -> int:
+def collect(target: Gpu, out: Path, about: dict[str, Any], budget_s: float | None, say: Say) -> int:
     """Sweep, keep each shape as it is done, pack all at the end; how many shapes are in the file."""
     from kernelcast.collect.fused_moe import ConfigBench
 
     lines = out.with_suffix(".progress.jsonl")
     records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.exists() else []
     done = {(r["phase"], r["shape"]) for r in records if r["kind"] == "shape"}
-    left = [task for task in tasks(chip) if (task.phase, task.key) not in done]
+    left = [task for task in tasks(target) if (task.phase, task.key) not in done]
     variants = sorted({variant(c) for task in left for c in task.configs})
     good = compile_all(variants, out.with_suffix(".compile"))
     say(f"{len(good)} of {len(variants)} variants compiled and right")
@@ -116,11 +116,11 @@ def sweep(bench: Any, task: Task, configs: Sequence[Config]) -> list[dict[str, A
     for start in range(0, len(mixed), _CHUNK):
         part = mixed[start : start + _CHUNK]
         samples = dict(zip(part, bench.samples(part, 1), strict=True))
-        best = min([best, *(sum(found[0]) for found in samples.values())])
+        best = min([best, *(sum(result[0]) for result in samples.values())])
         close = [c for c in part if sum(samples[c][0]) <= _HOPELESS * best]
-        for c, found in zip(close, bench.samples(close, 2), strict=True):
-            samples[c] += found
-        rows += [[*astuple(c), *_medians(found), len(found)] for c, found in samples.items()]
+        for c, result in zip(close, bench.samples(close, 2), strict=True):
+            samples[c] += result
+        rows += [[*astuple(c), *_medians(result), len(result)] for c, result in samples.items()]
     p = task.problem
     facts = {"phase": task.phase, "kernel": "plain", "shape": task.key, "name": task.name, "tokens": p.tokens,
              "experts": p.experts, "topk": p.topk, "hidden": p.hidden, "inter": p.inter, "dense": False,
@@ -143,15 +143,15 @@ def _finals(bench: Any, rows: list[list[Any]], p: MoeProblem) -> dict[str, Any]:
     known = {Config(*row[:6]) for row in rows}
     defaults = [c for c in (vllm_default(p.tokens, p.experts), sglang_default(p.tokens, p.experts)) if c in known]
     chosen = list(dict.fromkeys([*best, *defaults]))
-    found = []
+    results = []
     for c, samples in zip(chosen, bench.samples(chosen, _ROUNDS), strict=True):
         total = sorted(map(sum, samples))
         first_s, second_s = _medians(samples)
-        found.append({"kernel": "plain", "config": astuple(c), "first_s": first_s, "second_s": second_s,
+        results.append({"kernel": "plain", "config": astuple(c), "first_s": first_s, "second_s": second_s,
                       "total_s": statistics.median(total), "low_s": total[len(total) // 4],
                       "high_s": total[3 * len(total) // 4]})  # fmt: skip
     layers = [["plain", *astuple(c), *bench.layer_s(c)] for c in dict.fromkeys([best[0], *defaults])]
-    return {"rows": found, "layers": layers}
+    return {"rows": results, "layers": layers}
 
 
 # ------------------------------------------------------------------------------------------------------------ compiling

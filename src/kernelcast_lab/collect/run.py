@@ -188,13 +188,13 @@ def _clock_and_power() -> tuple[float | None, float | None]:
 
 def device_state() -> Record:
     """What nvidia-smi says now of driver, clocks, power and heat; empty without it."""
-    asked = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
-    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits", "--id=0"]
+    query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         out = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    return dict(zip(asked.split(","), (word.strip() for word in out.strip().split(",")), strict=False))
+    return dict(zip(query.split(","), (part.strip() for part in out.strip().split(",")), strict=False))
 
 
 def environment() -> Record:

@@ -111,8 +111,8 @@ class Journal:
 
     def timings(self) -> dict[str, Timing]:
         """Of cases by id: what was timed, the last of each."""
-        found = {record["id"]: record for record in self.records() if record["kind"] == "timing"}
-        return {name: _timing(record["measured"]) for name, record in found.items() if "error" not in record}
+        result = {record["id"]: record for record in self.records() if record["kind"] == "timing"}
+        return {name: _timing(record["measured"]) for name, record in result.items() if "error" not in record}
 
     def append(self, record: Record) -> None:
         """Add one line and hand it to the disk; what an interrupted write left is cut off first."""
@@ -185,13 +185,13 @@ def _measured_case(path: Path, content: Record, record: Record) -> MeasuredCase:
     profile |= {name: Other(**profile[name]) for name in ("other_kernels", "other_ops")}
     del measured["profile"]
     timing = _timing(measured)
-    found = Measured(**vars(timing), profile=_checked(path, case, StepProfile(**profile)))
+    result = Measured(**vars(timing), profile=_checked(path, case, StepProfile(**profile)))
     config = cut(content["models"][case.model], case.layers)
-    return MeasuredCase(case, config, content["environments"][record["run"]], found)
+    return MeasuredCase(case, config, content["environments"][record["run"]], result)
 
 
-def _timing(told: Record) -> Timing:
-    return Timing(**told | {name: StepTiming(**told[name]) for name in ("wall", "gpu")})
+def _timing(values: Record) -> Timing:
+    return Timing(**values | {name: StepTiming(**values[name]) for name in ("wall", "gpu")})
 
 
 def _checked(path: Path, case: Case, profile: StepProfile) -> StepProfile:

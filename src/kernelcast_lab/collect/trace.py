@@ -112,13 +112,13 @@ def _phases(spans: Sequence[Event]) -> dict[Any, str]:
     """The phase in which each launch, by its correlation, lies; none for those outside of all."""
     marks = [e for e in spans if e.get("cat") == "user_annotation" and str(e["name"]).startswith(PHASE)]
     ranges = sorted((float(e["ts"]), float(e["ts"]) + float(e["dur"]), str(e["name"])) for e in marks)
-    found = {}
+    result = {}
     for event in spans:
         if event.get("cat") in HOST:
             at = bisect_right(ranges, float(event["ts"]), key=lambda mark: mark[0]) - 1
             if at >= 0 and float(event["ts"]) <= ranges[at][1]:
-                found[arg(event, "correlation")] = ranges[at][2].removeprefix(PHASE)
-    return found
+                result[arg(event, "correlation")] = ranges[at][2].removeprefix(PHASE)
+    return result
 
 
 def with_ops(replayed: Sequence[Event], eager: Sequence[Event]) -> list[Event]:

@@ -26,13 +26,13 @@ from kernelcast_lab.validate.kernels import Case, read_cases
 Say = Callable[[str], None]
 
 
-def measure_zoo(folder: Path, out: Path, words: Sequence[str], budget_s: float, say: Say) -> tuple[int, int]:
+def measure_zoo(folder: Path, out: Path, only: Sequence[str], budget_s: float, say: Say) -> tuple[int, int]:
     """Lines into ``out`` until the budget is spent: wall times of all cases first, then their kernels, for a profiler
     that ran once in a process slows every launch after it. What the file has is left out. How many lines were
     written, and how many of them say what failed."""
     start, device = time.monotonic(), torch.device("cuda", 0)
     done = {(Case(**line["case"]), line["part"]) for line in _lines(out) if "case" in line}
-    cases = [case for case in read_cases(folder) if not words or any(word in case.id for word in words)]
+    cases = [case for case in read_cases(folder) if not only or any(part in case.id for part in only)]
     measured = failed = 0
     with out.open("a") as file:
         file.write(json.dumps({"environment": environment()}) + "\n")
@@ -42,14 +42,14 @@ def measure_zoo(folder: Path, out: Path, words: Sequence[str], budget_s: float, 
                 if begin - start > budget_s:
                     return measured, failed
                 try:
-                    found = measure(_made(case, folder, device), device)
+                    result = measure(_made(case, folder, device), device)
                 except Exception as error:  # any failure of a case is a fact about it; the others go on
-                    found = {"error": one_line(error)}
-                file.write(json.dumps({"case": case.told, "part": part, **found}) + "\n")
+                    result = {"error": one_line(error)}
+                file.write(json.dumps({"case": case.told, "part": part, **result}) + "\n")
                 file.flush()
-                measured, failed = measured + 1, failed + ("error" in found)
-                told = found.get("error") or ", ".join(f"{name} {found[name]}" for name in list(found)[:2])
-                say(f"{case.id}: {told} ({time.monotonic() - begin:.1f} s)")
+                measured, failed = measured + 1, failed + ("error" in result)
+                message = result.get("error") or ", ".join(f"{name} {result[name]}" for name in list(result)[:2])
+                say(f"{case.id}: {message} ({time.monotonic() - begin:.1f} s)")
                 gc.collect()
                 torch.cuda.empty_cache()
     return measured, failed
@@ -58,18 +58,18 @@ def measure_zoo(folder: Path, out: Path, words: Sequence[str], budget_s: float, 
 def pack_zoo(lines: Path, packed: Path) -> tuple[int, int]:
     """The measured lines in the form that is kept: the last of each part of each case, joined; how many cases have
     all parts, and how many do not."""
-    found = _lines(lines)
-    if not found:
+    result = _lines(lines)
+    if not result:
         raise KernelcastError(f"{lines}: no measured models")
     last: dict[Case, dict[str, Record]] = {}
-    for line in (line for line in found if "case" in line):
+    for line in (line for line in result if "case" in line):
         last.setdefault(Case(**line["case"]), {})[line["part"]] = line
     good = [
         {key: value for part in parts.values() for key, value in part.items() if key != "part"}
         for parts in last.values()
         if set(parts) == set(_PARTS) and not any("error" in part for part in parts.values())
     ]
-    machine: Record = next((line["environment"] for line in reversed(found) if "environment" in line), {})
+    machine: Record = next((line["environment"] for line in reversed(result) if "environment" in line), {})
     text = json.dumps({"environment": machine, "cases": good}, separators=(",", ":"))
     with complete(packed) as part:
         part.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
@@ -78,15 +78,15 @@ def pack_zoo(lines: Path, packed: Path) -> tuple[int, int]:
 
 def _lines(path: Path) -> list[Record]:
     """Every whole line; a last one that was cut off is left out."""
-    found: list[Record] = []
+    results: list[Record] = []
     text = path.read_text().splitlines() if path.exists() else []
     for number, line in enumerate(text, 1):
         try:
-            found.append(json.loads(line))
+            results.append(json.loads(line))
         except ValueError:
             if number < len(text):
                 raise KernelcastError(f"{path}: line {number} is not JSON") from None
-    return found
+    return results
 
 
 def _made(case: Case, folder: Path, device: torch.device) -> Step:
@@ -151,10 +151,10 @@ def _step(case: Case, model: Any, inputs: Any, loss: Any = None) -> Step:
     def step() -> object:
         with mark(PHASE + "forward"):
             out = call()
-            found = loss(out) if loss is not None else getattr(out, "loss", None)
-            found = out.mean() if found is None else found
+            result = loss(out) if loss is not None else getattr(out, "loss", None)
+            result = out.mean() if result is None else result
         with mark(PHASE + "backward"):
-            found.backward()
+            result.backward()
         with mark(PHASE + "optimizer"):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

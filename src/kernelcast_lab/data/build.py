@@ -33,11 +33,11 @@ def build(
     parts = [_calls(connection, op, mapping, counts) for op in wanted]
     if not parts:
         return empty(mapping.source, {name: ordered(counts)})
-    kinds = columns_of({o.op for o in wanted})
+    types = columns_of({o.op for o in wanted})
     query = " UNION ALL BY NAME ".join(parts)
     connection.execute(f"CREATE OR REPLACE TEMP TABLE calls AS SELECT * FROM ({query}) WHERE {choice.where or 'true'}")
-    _sample(connection, choice, kinds)
-    columns = _medians(connection, kinds, counts)
+    _sample(connection, choice, types)
+    columns = _medians(connection, types, counts)
     if not len(columns["op"]):
         return empty(mapping.source, {name: ordered(counts)})
     good, dropped = checked(columns)
@@ -54,9 +54,9 @@ def _mark(
     source = f"(SELECT {', '.join(['*', *added])} FROM ({relation}))"
     names = connection.execute(f"SELECT DISTINCT {mapping.gpu} FROM {source}").fetchall()
     ids = {str(row[0]): _gpu_id(str(row[0])) for row in names}
-    arms = " ".join(f"WHEN {text(name)} THEN {text(found)}" for name, found in ids.items() if found)
-    place = f"(CASE {mapping.gpu} {arms} END)" if arms else "NULL"
-    located = f"(SELECT *, {place} AS _gpu FROM {source})"
+    arms = " ".join(f"WHEN {text(name)} THEN {text(result)}" for name, result in ids.items() if result)
+    gpu_id = f"(CASE {mapping.gpu} {arms} END)" if arms else "NULL"
+    located = f"(SELECT *, {gpu_id} AS _gpu FROM {source})"
     taken = " OR ".join(f"({o.where})" for o in mapping.ops if o.op in REGISTRY) or "false"
     rules = [("unknown_gpu", "_gpu IS NULL"), *mapping.drops, ("no_kernel_family", f"NOT coalesce({taken}, false)")]
     if not mapping.ops:
@@ -66,8 +66,8 @@ def _mark(
     connection.execute(
         f"CREATE OR REPLACE TEMP VIEW marked AS SELECT *, CASE {marks} END AS _rule FROM {located} WHERE {scope}"
     )
-    found = connection.execute("SELECT _rule, count(*) FROM marked WHERE _rule IS NOT NULL GROUP BY 1").fetchall()
-    counts.update({rule: int(count) for rule, count in found})
+    result = connection.execute("SELECT _rule, count(*) FROM marked WHERE _rule IS NOT NULL GROUP BY 1").fetchall()
+    counts.update({rule: int(count) for rule, count in result})
 
 
 def _scope(mapping: TableMap, choice: Choice) -> list[str]:
@@ -90,7 +90,7 @@ def _gpu_id(name: str) -> str | None:
 
 def _calls(connection: DuckDBPyConnection, op: OpMap, mapping: TableMap, counts: Counter[str]) -> str:
     """SQL for the calls of one op; counts the rows whose format or time is no good."""
-    kinds = columns_of({op.op})
+    types = columns_of({op.op})
     stack, version = op.stack or mapping.stack, mapping.version
     cells = {
         "op": text(op.op),
@@ -106,12 +106,12 @@ def _calls(connection: DuckDBPyConnection, op: OpMap, mapping: TableMap, counts:
         "latency_us": op.latency_us or mapping.latency_us,
         **op.parameters,
     }
-    unknown = sorted(set(op.parameters) - set(kinds))
+    unknown = sorted(set(op.parameters) - set(types))
     if unknown:
         raise KernelcastError(f"{mapping.source}: {op.op} has no parameter {', '.join(unknown)}")
     select = ", ".join(
-        f"CAST({cells.get(name, 'NULL')} AS {kind if is_word(kind) else 'DOUBLE'}) AS {quoted(name)}"
-        for name, kind in kinds.items()
+        f"CAST({cells.get(name, 'NULL')} AS {sql_type if is_word(sql_type) else 'DOUBLE'}) AS {quoted(name)}"
+        for name, sql_type in types.items()
     )
     taken = f"FROM marked WHERE _rule IS NULL AND ({op.where})"
     formed = f"(SELECT {select} {taken})"
@@ -123,16 +123,16 @@ def _calls(connection: DuckDBPyConnection, op: OpMap, mapping: TableMap, counts:
     return f"SELECT * FROM {formed} WHERE dtype IS NOT NULL AND {good_time}"
 
 
-def _sample(connection: DuckDBPyConnection, choice: Choice, kinds: dict[str, str]) -> None:
+def _sample(connection: DuckDBPyConnection, choice: Choice, types: dict[str, str]) -> None:
     counted = connection.execute("SELECT count(*) FROM calls").fetchone() or (0,)
-    condition = sampled(choice, kinds, counted[0])
+    condition = sampled(choice, types, counted[0])
     if condition:
         connection.execute(f"DELETE FROM calls WHERE NOT ({condition})")
 
 
-def _medians(connection: DuckDBPyConnection, kinds: dict[str, str], counts: Counter[str]) -> Columns:
+def _medians(connection: DuckDBPyConnection, types: dict[str, str], counts: Counter[str]) -> Columns:
     """The calls, each once, in a fixed order."""
-    keys = [quoted(name) for name in kinds if name != "latency_us"]
+    keys = [quoted(name) for name in types if name != "latency_us"]
     before = connection.execute("SELECT count(*) FROM calls").fetchone() or (0,)
     connection.execute(
         f"CREATE OR REPLACE TEMP TABLE medians AS SELECT {', '.join(keys)}, median(latency_us) AS latency_us "
@@ -141,7 +141,7 @@ def _medians(connection: DuckDBPyConnection, kinds: dict[str, str], counts: Coun
     connection.execute("DROP TABLE calls")
     first = ["op", "gpu", "campaign", "dtype", "kernel_source"]
     order = [quoted(n) for n in first] + [k for k in keys if k.strip('"') not in first]
-    columns = fetch(connection, "SELECT * FROM medians", kinds, order)
+    columns = fetch(connection, "SELECT * FROM medians", types, order)
     connection.execute("DROP TABLE medians")
     counts["duplicate"] += before[0] - len(columns["op"])
     return columns

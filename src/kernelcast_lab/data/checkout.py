@@ -32,10 +32,10 @@ class Part:
                     raise KernelcastError(f"{path} is a Git LFS pointer, not the data: run `git lfs pull` there first")
 
 
-def parts(found: Iterable[tuple[str, Path, Mapping[str, str]]]) -> list[Part]:
+def parts(result: Iterable[tuple[str, Path, Mapping[str, str]]]) -> list[Part]:
     """(table, file, labels) triples by table."""
     tables: dict[str, list[tuple[Path, Mapping[str, str]]]] = defaultdict(list)
-    for table, path, labels in found:
+    for table, path, labels in result:
         tables[table].append((path, labels))
     return [Part(table, tuple(files)) for table, files in sorted(tables.items())]
 
@@ -75,7 +75,8 @@ def relation(connection: DuckDBPyConnection, part: Part, renamed: Mapping[str, s
     new = {name.lower() for name in (*labels, *renamed)} | {"filename"}
     kept = f"r.* EXCLUDE ({', '.join(quoted(name) for name in present if name.lower() in new)})"
     values = ", ".join(
-        f"({', '.join(text(word) for word in (str(path), *(own[n] for n in labels)))})" for path, own in part.files
+        f"({', '.join(text(value) for value in (str(path), *(members[n] for n in labels)))})"
+        for path, members in part.files
     )
     select = [kept, *(f"f.{quoted(n)}" for n in labels), *(f"{sql} AS {quoted(new)}" for new, sql in renamed.items())]
     names = ", ".join(map(quoted, ("filename", *labels)))

@@ -112,31 +112,31 @@ def read_sweeps(path: Path) -> list[Sweep]:
         config = packed["config"].T.astype(np.int64)
         times = np.exp2(packed["times"].T.astype(np.float64) * _GRAIN) * 1e-6
         finals, layers = packed["finals"].astype(np.float64), packed["layers"].astype(np.float64)
-    found, at = [], {"rows": 0, "finals": 0, "layers": 0}
+    results, at = [], {"rows": 0, "finals": 0, "layers": 0}
     for shape in head["shapes"]:
-        cut = {name: slice(start, start + shape.pop(name)) for name, start in at.items()}
-        at = {name: part.stop for name, part in cut.items()}
-        seconds = times[cut["rows"]] * (1.0, 0.0 if shape["dense"] else 1.0)
-        again, whole = finals[cut["finals"]], layers[cut["layers"]]
+        slices = {name: slice(start, start + shape.pop(name)) for name, start in at.items()}
+        at = {name: part.stop for name, part in slices.items()}
+        seconds = times[slices["rows"]] * (1.0, 0.0 if shape["dense"] else 1.0)
+        again, whole = finals[slices["finals"]], layers[slices["layers"]]
         shape["blocks"] = {int(bm): b for bm, b in shape["blocks"].items()}
-        found.append(
+        results.append(
             Sweep(
                 **shape,
-                configs=config[cut["rows"]],
+                configs=config[slices["rows"]],
                 w13_s=seconds[:, 0],
                 w2_s=seconds[:, 1],
                 finals=Timed(again[:, :6].astype(np.int64), *again[:, 8:11].T) if len(again) else None,
                 layers=Timed(whole[:, :6].astype(np.int64), *whole[:, 6:9].T) if len(whole) else None,
             )
         )
-    return found
+    return results
 
 
 def about_sweeps(path: Path) -> dict[str, Any]:
     """Where a file of sweeps comes from."""
     with np.load(path) as packed:
-        found: dict[str, Any] = json.loads(packed["head"].tobytes())["about"]
-    return found
+        result: dict[str, Any] = json.loads(packed["head"].tobytes())["about"]
+    return result
 
 
 def _coded(seconds: Floats) -> NDArray[np.uint16]:
@@ -166,12 +166,12 @@ def rows_of(sweeps: Iterable[Sweep]) -> Columns:
 
 def _columns(sweep: Sweep, *, n: int, k: int, second: float | None, seconds: NDArray[np.float64]) -> Columns:
     count = len(sweep.configs)
-    words = {"op": "moe_gemm", "dtype": "bf16", "stack": None, "gpu": "h200_sxm", "source": "kernelcast"}
+    names = {"op": "moe_gemm", "dtype": "bf16", "stack": None, "gpu": "h200_sxm", "source": "kernelcast"}
     numbers = {"tokens": sweep.tokens, "experts": sweep.experts, "topk": sweep.topk, "k": k, "n": n}
-    found: Columns = {name: np.full(count, word, dtype=object) for name, word in words.items()}
-    found |= {name: np.full(count, float(value)) for name, value in numbers.items()}
-    found |= {name: sweep.configs[:, at].astype(np.float64) for at, name in enumerate(CONFIG_FIELDS)}
-    return found | {"second": np.full(count, np.nan if second is None else second), "latency_us": seconds * 1e6}
+    result: Columns = {name: np.full(count, value, dtype=object) for name, value in names.items()}
+    result |= {name: np.full(count, float(value)) for name, value in numbers.items()}
+    result |= {name: sweep.configs[:, at].astype(np.float64) for at, name in enumerate(CONFIG_FIELDS)}
+    return result | {"second": np.full(count, np.nan if second is None else second), "latency_us": seconds * 1e6}
 
 
 def training_rows(root: Path) -> list[Columns]:
@@ -184,13 +184,13 @@ def models_tested(columns: Mapping[str, NDArray[Any]], root: Path) -> NDArray[np
     """Rows of the models whose layers the sweeps in a folder are tested on, on any GPU and with any config."""
     sizes = ("experts", "topk", "k", "n")
     have = np.stack([columns[name] for name in sizes], axis=1)
-    found = np.zeros(len(have), dtype=bool)
+    result = np.zeros(len(have), dtype=bool)
     for file in sorted(root.glob(SWEEPS)):
         for s in {(s.experts, s.topk, s.hidden, s.inter) for s in read_sweeps(file) if s.phase == "main"}:
             experts, topk, hidden, inter = s
             for k, n in ((hidden, 2 * inter), (inter, hidden)):
-                found |= (have == (experts, topk, k, n)).all(axis=1)
-    return found
+                result |= (have == (experts, topk, k, n)).all(axis=1)
+    return result
 
 
 def slower_rows(columns: Mapping[str, NDArray[Any]], a_shape: int, seed: int = 0) -> Columns:
@@ -204,8 +204,8 @@ def slower_rows(columns: Mapping[str, NDArray[Any]], a_shape: int, seed: int = 0
     space = np.stack([columns[name][given] for name in CONFIG_FIELDS], axis=1)
     shapes = np.stack([columns[name][given] for name in ("tokens", "experts", "topk", "k", "n")], axis=1)
     rows, configs, limits = [], [], []
-    for place in sorted({str(name) for name in columns["gpu"][given]}):
-        here = np.flatnonzero(columns["gpu"][given] == place)
+    for gpu_id in sorted({str(name) for name in columns["gpu"][given]}):
+        here = np.flatnonzero(columns["gpu"][given] == gpu_id)
         tried = np.unique(space[here], axis=0)
         _, of_shape = np.unique(shapes[here], axis=0, return_inverse=True)
         for shape in range(of_shape.max() + 1):
@@ -215,6 +215,6 @@ def slower_rows(columns: Mapping[str, NDArray[Any]], a_shape: int, seed: int = 0
             rows += [given[listed[0]]] * len(picked)
             configs.append(picked)
             limits += [WITHIN * columns["latency_us"][given[listed]].min()] * len(picked)
-    found = {name: column[rows] for name, column in columns.items()}
-    found |= {name: np.concatenate(configs)[:, at] for at, name in enumerate(CONFIG_FIELDS)}
-    return found | {"latency_us": np.array(limits), AT_LEAST: np.ones(len(rows))}
+    slower = {name: column[rows] for name, column in columns.items()}
+    slower |= {name: np.concatenate(configs)[:, at] for at, name in enumerate(CONFIG_FIELDS)}
+    return slower | {"latency_us": np.array(limits), AT_LEAST: np.ones(len(rows))}

@@ -37,12 +37,12 @@ def shape_fold(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
 
 def _of_lists(column: NDArray[Any]) -> NDArray[np.uint64]:
     """A number for each list, by its members alone (a table has lists as JSON); 0 where there is none."""
-    found = np.zeros(len(column), dtype=np.uint64)
+    result = np.zeros(len(column), dtype=np.uint64)
     for row, cell in enumerate(column):
         if cell is not None and cell == cell:
             members = json.loads(cell) if isinstance(cell, str) else cell
-            found[row] = _word(",".join(str(int(member)) for member in members))
-    return found
+            result[row] = _word(",".join(str(int(member)) for member in members))
+    return result
 
 
 def _word(text: str) -> int:

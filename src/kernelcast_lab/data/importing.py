@@ -38,13 +38,13 @@ def import_checkout(
         raise unknown("source", source, SOURCES)
     if not path.is_dir():
         raise KernelcastError(f"no folder {path}")
-    found = SOURCES[source].find(path)
-    if not found:
+    result = SOURCES[source].find(path)
+    if not result:
         raise KernelcastError(f"{path} is no checkout of {source}: no {SOURCES[source].LOOKS_FOR} in it")
 
     def tables() -> Iterator[tuple[str, Measurements]]:
-        for number, part in enumerate(found, start=1):
-            progress(f"{source}: table {number} of {len(found)}, {part.table} ({len(part.files)} files)")
+        for number, part in enumerate(result, start=1):
+            progress(f"{source}: table {number} of {len(result)}, {part.table} ({len(part.files)} files)")
             yield part.table, _measurements(source, part)
 
     _refuse_existing([target / source], replace)
@@ -67,7 +67,7 @@ def import_tables(root: Path, target: Path, *, replace: bool = False, progress: 
 
     _refuse_existing([target / source for source in by_source], replace)
     summaries = [_written(target / source, root, tables(source)) for source in by_source]
-    return {"source": "tables", "path": str(root), "tables": [line for one in summaries for line in one["tables"]]}
+    return {"source": "tables", "path": str(root), "tables": [line for each in summaries for line in each["tables"]]}
 
 
 def left_out_whole(root: Path) -> list[dict[str, Any]]:
@@ -76,22 +76,22 @@ def left_out_whole(root: Path) -> list[dict[str, Any]]:
     return [line for summary in summaries for line in summary["tables"] if not line["rows"]]
 
 
-def _refuse_existing(places: Iterable[Path], replace: bool) -> None:
-    for place in places:
-        if place.exists() and not replace:
-            raise KernelcastError(f"{place} exists already; give another folder, or --replace")
+def _refuse_existing(folders: Iterable[Path], replace: bool) -> None:
+    for folder in folders:
+        if folder.exists() and not replace:
+            raise KernelcastError(f"{folder} exists already; give another folder, or --replace")
 
 
-def _written(place: Path, path: Path, tables: Iterable[tuple[str, Measurements]]) -> Summary:
+def _written(target: Path, path: Path, tables: Iterable[tuple[str, Measurements]]) -> Summary:
     """Write the tables of a source of which any row is left, and the summary that is returned."""
     lines = []
-    with _complete_or_nothing(place) as folder:
+    with _complete_or_nothing(target) as folder:
         for table, result in tables:
             file = folder / f"{table}.parquet"
             if len(result):
                 write_canonical(result, file)
             line = {
-                "table": f"{place.name}/{table}",
+                "table": f"{target.name}/{table}",
                 "rows": len(result),
                 "ops": list(result.ops),
                 "gpus": list(result.gpus),
@@ -99,7 +99,7 @@ def _written(place: Path, path: Path, tables: Iterable[tuple[str, Measurements]]
                 "output": file.name if len(result) else None,
             }
             lines.append(line)
-        summary = {"source": place.name, "path": str(path), "tables": lines}
+        summary = {"source": target.name, "path": str(path), "tables": lines}
         (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
 
@@ -116,22 +116,22 @@ def _measurements(source: str, part: Part) -> Measurements:
                 return empty(source, {name: {"no_kernel_family": sum(counts(connection).values())}})
             return build(connection, SOURCES[source].rows(connection, part), mapping, name)
     except duckdb.Error as error:
-        said = str(error).splitlines()[0]
-        raise KernelcastError(f"{part.files[0][0]} (or another file of {part.table}): {said}") from None
+        message = str(error).splitlines()[0]
+        raise KernelcastError(f"{part.files[0][0]} (or another file of {part.table}): {message}") from None
 
 
 @contextmanager
-def _complete_or_nothing(place: Path) -> Iterator[Path]:
+def _complete_or_nothing(target: Path) -> Iterator[Path]:
     """A new folder that takes the name ``place`` when the block ends well."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_name(f".{place.name}.{os.getpid()}.part")
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
     part.mkdir()
     try:
         yield part
-        if place.exists():
-            place.rename(old)
-        part.rename(place)
+        if target.exists():
+            target.rename(old)
+        part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

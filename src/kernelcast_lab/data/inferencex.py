@@ -59,33 +59,33 @@ def guessed(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     """Of each row of e2e_silicon: the tokens that a step guesses, 0: none, ``UNTOLD``."""
     plain = {_measured(row) for row in rows if _source(row).startswith(_DUMP)}
     known = {_measured(row): run for row in rows if (run := _run_of(row))}  # another export may leave the day out
-    found = []
+    results = []
     for row in rows:
         run = _run_of(row) or known.get(_measured(row))
         if run is None or _measured(row) in plain:
-            found.append(0)
+            results.append(0)
         elif run.both:
-            found.append(UNTOLD)
+            results.append(UNTOLD)
         else:
-            found.append(_guesses(run, row))
-    return _by_twins(rows, found)
+            results.append(_guesses(run, row))
+    return _by_twins(rows, results)
 
 
-def _by_twins(rows: Sequence[Mapping[str, Any]], found: list[int]) -> list[int]:
+def _by_twins(rows: Sequence[Mapping[str, Any]], result: list[int]) -> list[int]:
     """Of two unlike points of one setting, the faster of those that nobody can tell guesses, the other does not."""
     settings: dict[tuple[Any, ...], list[int]] = {}
     for at, row in enumerate(rows):
         settings.setdefault(_setting(row), []).append(at)
-    told = list(found)
+    values = list(result)
     for members in settings.values():
         times = sorted({round(rows[at]["silicon_tpot_ms"] or 0.0, 1) for at in members})
         if len(times) != 2:
             continue
         for at in members:
-            if found[at] == UNTOLD and (run := _run_of(rows[at])):
+            if result[at] == UNTOLD and (run := _run_of(rows[at])):
                 fast = round(rows[at]["silicon_tpot_ms"], 1) == times[0]
-                told[at] = _guesses(run, rows[at]) if fast else 0
-    return told
+                values[at] = _guesses(run, rows[at]) if fast else 0
+    return values
 
 
 def _guesses(run: Run, row: Mapping[str, Any]) -> int:

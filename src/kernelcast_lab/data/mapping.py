@@ -45,9 +45,9 @@ class TableMap:
     optional: Mapping[str, str] = field(default_factory=dict)
 
 
-def case(column: str, words: Mapping[str, str], otherwise: str = "NULL") -> str:
+def case(column: str, names: Mapping[str, str], otherwise: str = "NULL") -> str:
     """SQL that translates words; others become ``otherwise``."""
-    arms = " ".join(f"WHEN {text(word)} THEN {text(new)}" for word, new in words.items())
+    arms = " ".join(f"WHEN {text(value)} THEN {text(new)}" for value, new in names.items())
     return f"(CASE {column} {arms} ELSE {otherwise} END)"
 
 

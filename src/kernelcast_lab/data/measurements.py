@@ -54,8 +54,10 @@ class Measurements:
 
 
 def empty(source: str, tables: Mapping[str, Mapping[str, int]]) -> Measurements:
-    kinds = columns_of(())
-    columns = {name: np.empty(0, dtype=object if kind == "VARCHAR" else np.float64) for name, kind in kinds.items()}
+    types = columns_of(())
+    columns = {
+        name: np.empty(0, dtype=object if sql_type == "VARCHAR" else np.float64) for name, sql_type in types.items()
+    }
     return Measurements(columns, source, tables)
 
 
@@ -67,17 +69,17 @@ def merged(parts: Iterable[Measurements]) -> Measurements:
     full = [part for part in parts if len(part)]
     if not full:
         return empty(sources, tables)
-    kinds = {name: c.dtype for part in full for name, c in part.columns.items()}
-    order = [name for name in columns_of() if name in kinds]
+    types = {name: c.dtype for part in full for name, c in part.columns.items()}
+    order = [name for name in columns_of() if name in types]
     columns = {
-        name: np.concatenate([part.columns.get(name, _blank(len(part), kinds[name])) for part in full])
+        name: np.concatenate([part.columns.get(name, _blank(len(part), types[name])) for part in full])
         for name in order
     }
     return Measurements(columns, sources, tables)
 
 
-def _blank(count: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    return np.full(count, None, dtype=object) if kind.kind == "O" else np.full(count, np.nan)
+def _blank(count: int, sql_type: np.dtype[Any]) -> NDArray[Any]:
+    return np.full(count, None, dtype=object) if sql_type.kind == "O" else np.full(count, np.nan)
 
 
 def total(dropped: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -109,7 +111,7 @@ class Choice:
 EVERYTHING = Choice()
 
 
-def sampled(choice: Choice, kinds: dict[str, str], count: int) -> str | None:
+def sampled(choice: Choice, types: dict[str, str], count: int) -> str | None:
     """SQL condition that keeps a share of the calls, all repeats of one or none; None: keep all.
 
     Chosen by a hash of what identifies a call. Cells that are not given do not count, so that a new column changes
@@ -124,35 +126,35 @@ def sampled(choice: Choice, kinds: dict[str, str], count: int) -> str | None:
     if share >= 1:
         return None
     cells = ", ".join(
-        f"{text(name + '=')} || CAST({quoted(name) if is_word(kind) else f'CAST({quoted(name)} AS DOUBLE)'} AS VARCHAR)"
-        for name, kind in sorted(kinds.items())
+        f"{text(name + '=')} || CAST({quoted(name) if is_word(sql) else f'CAST({quoted(name)} AS DOUBLE)'} AS VARCHAR)"
+        for name, sql in sorted(types.items())
         if name != "latency_us"
     )
     return f"md5_number_lower(concat_ws('|', {text(str(choice.seed))}, {cells})) < {int(share * 2**64)}::UBIGINT"
 
 
-def fetch(connection: DuckDBPyConnection, query: str, kinds: dict[str, str], order: Collection[str] = ()) -> Columns:
+def fetch(connection: DuckDBPyConnection, query: str, types: dict[str, str], order: Collection[str] = ()) -> Columns:
     """Columns of a query in memory. Words travel as codes, so that equal ones are one object."""
     connection.execute(f"CREATE OR REPLACE TEMP VIEW wanted AS {query}")
-    words: dict[str, list[str]] = {}
+    vocabularies: dict[str, list[str]] = {}
     select = []
-    for name, kind in kinds.items():
+    for name, sql_type in types.items():
         cell = quoted(name)
-        if not is_word(kind):
+        if not is_word(sql_type):
             select.append(f"CAST({cell} AS DOUBLE) AS {cell}")
             continue
         rows = connection.execute(f"SELECT DISTINCT {cell} FROM wanted WHERE {cell} IS NOT NULL ORDER BY 1").fetchall()
-        words[name] = [row[0] for row in rows]
-        enum = f"ENUM({', '.join(map(text, words[name] or ['']))})"
+        vocabularies[name] = [row[0] for row in rows]
+        enum = f"ENUM({', '.join(map(text, vocabularies[name] or ['']))})"
         select.append(f"coalesce(CAST(enum_code(CAST({cell} AS {enum})) AS INTEGER), -1) AS {cell}")
     ordered_by = f" ORDER BY {', '.join(f'wanted.{key}' for key in order)}" if order else ""
-    found = connection.execute(f"SELECT {', '.join(select)} FROM wanted{ordered_by}").fetchnumpy()
-    return {name: _column(found[name], words.get(name)) for name in kinds}
+    result = connection.execute(f"SELECT {', '.join(select)} FROM wanted{ordered_by}").fetchnumpy()
+    return {name: _column(result[name], vocabularies.get(name)) for name in types}
 
 
-def _column(values: Any, words: list[str] | None) -> NDArray[Any]:
-    if words is not None:
-        lookup = np.array([*words, None], dtype=object)  # code -1 is the last
+def _column(values: Any, vocabulary: list[str] | None) -> NDArray[Any]:
+    if vocabulary is not None:
+        lookup = np.array([*vocabulary, None], dtype=object)  # code -1 is the last
         return lookup[np.asarray(values, dtype=np.int64)]
     return np.asarray(np.ma.filled(values, np.nan), dtype=np.float64)
 
@@ -179,19 +181,19 @@ def read_canonical(path: Path, choice: Choice = EVERYTHING, more: Mapping[str, s
         raise KernelcastError(f"{path} has no canonical measurements; `kernelcast data import` makes such files")
     conditions = ["latency_us IS NOT NULL", *([f"({choice.where})"] if choice.where else [])]
     chips = None if choice.gpus is None else [gpu(word).id for word in choice.gpus]
-    for column, words in (("op", choice.ops), ("gpu", chips)):
-        if words is not None:
-            conditions.append(f"{column} IN ({', '.join(map(text, words)) or 'NULL'})")
+    for column, allowed in (("op", choice.ops), ("gpu", chips)):
+        if allowed is not None:
+            conditions.append(f"{column} IN ({', '.join(map(text, allowed)) or 'NULL'})")
     with connect() as connection:
         source = f"read_parquet({text(str(path))})"
         present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
         query = f"SELECT * FROM {source} WHERE {' AND '.join(conditions)}"
         ops = [row[0] for row in connection.execute(f"SELECT DISTINCT op FROM ({query})").fetchall()]
-        kinds = {name: kind for name, kind in columns_of(ops).items() if name in present}
+        types = {name: sql_type for name, sql_type in columns_of(ops).items() if name in present}
         counted = connection.execute(f"SELECT count(*) FROM ({query})").fetchone() or (0,)
-        condition = sampled(choice, kinds, counted[0])
+        condition = sampled(choice, types, counted[0])
         query += f" AND {condition}" if condition else ""
-        columns = fetch(connection, query, {**kinds, **(more or {})})
+        columns = fetch(connection, query, {**types, **(more or {})})
     return Measurements(columns, note["source"], note["dropped"])
 
 
@@ -201,10 +203,10 @@ def describe(path: Path) -> dict[str, Any]:
     with connect() as connection:
         source = f"read_parquet({text(str(path))})"
         counted = connection.execute(f"SELECT count(*) FROM {source}").fetchone() or (0,)
-        found: dict[str, Any] = {"file": str(path), "rows": int(counted[0]), "canonical": note is not None}
+        result: dict[str, Any] = {"file": str(path), "rows": int(counted[0]), "canonical": note is not None}
         if note is None:
-            return found
+            return result
         for key, column in (("ops", "op"), ("gpus", "gpu"), ("campaigns", "campaign")):
             query = f"SELECT {column}, count(*) FROM {source} GROUP BY 1 ORDER BY 1"
-            found[key] = dict(connection.execute(query).fetchall())
-    return {**found, "source": note["source"], "dropped": total(note["dropped"].values())}
+            result[key] = dict(connection.execute(query).fetchall())
+    return {**result, "source": note["source"], "dropped": total(note["dropped"].values())}

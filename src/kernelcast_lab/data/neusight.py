@@ -64,8 +64,8 @@ def tables() -> dict[str, TableMap]:
 
 def find(path: Path) -> list[Part]:
     """The tables of a checkout; none when it is not one. Files of a test set name their GPU in a column."""
-    for place in _PLACES:
-        folders = sorted((path / place).glob("dataset*")) if (path / place).is_dir() else []
+    for subfolder in _PLACES:
+        folders = sorted((path / subfolder).glob("dataset*")) if (path / subfolder).is_dir() else []
         files = [
             (split, f) for d in folders for split in ("train", "test") for f in sorted(d.glob(f"{split}/**/*.csv"))
         ]
@@ -76,14 +76,16 @@ def find(path: Path) -> list[Part]:
 
 def rows(connection: DuckDBPyConnection, part: Part) -> str:
     """The part under the names that ``tables`` maps; times in microseconds."""
-    own = {
+    cells = {
         "op": "lower(r.OPName)",
         "gpu": "r.Device",
         "latency_us": "r.Latency * 1000",
         "torch_version": 'r."Torch Version"',
         "kernel_name": 'r."Kernel Name"',
     }
-    return relation(connection, part, own, needed=("OPName", "Latency", "Device", "Torch Version", "Kernel Name", "B"))
+    return relation(
+        connection, part, cells, needed=("OPName", "Latency", "Device", "Torch Version", "Kernel Name", "B")
+    )
 
 
 # ---- Whole models as NeuSight measured them: ``neusight/e2e``, one row a model, mode, size and GPU. fp32 in PyTorch

@@ -47,24 +47,26 @@ def tables() -> dict[str, TableMap]:
 
 def find(path: Path) -> list[Part]:
     """The tables of a checkout; none when it is not one."""
-    found: list[tuple[str, Path, dict[str, str]]] = []
+    results: list[tuple[str, Path, dict[str, str]]] = []
     for table, split in itertools.product(("gemm", "gemm_fp8"), ("train", "test")):
         file = path / "dataset" / f"{table}_{split}.csv"
         if file.is_file():
-            found.append((table, file, {"split": split}))
+            results.append((table, file, {"split": split}))
     for file in sorted(path.glob("dataset/collective/*/*.csv")):
-        found.append(("collectives", file, {"gpu": file.parent.name, "op": file.stem}))
+        results.append(("collectives", file, {"gpu": file.parent.name, "op": file.stem}))
     for file in sorted(path.glob("pipetuning_test/moe_dse/moe_dse_*.csv")):
-        chip = file.stem.removeprefix("moe_dse_").rsplit("_", 1)[0]
-        found.append(("moe_dse", file, {"gpu": chip}))
-    return parts(found)
+        gpu_name = file.stem.removeprefix("moe_dse_").rsplit("_", 1)[0]
+        results.append(("moe_dse", file, {"gpu": gpu_name}))
+    return parts(results)
 
 
 def rows(connection: DuckDBPyConnection, part: Part) -> str:
     """The part under the names that ``tables`` maps; avg_duration is in microseconds, collectives are in ms."""
     if part.table == "collectives":
         return collectives(connection, part, "size_bytes", "latency_us_median")
-    own = {"latency_us": "r.avg_duration"}
+    cells = {"latency_us": "r.avg_duration"}
     if part.table == "moe_dse":
-        return relation(connection, part, own, needed=("M", "E", "topk", "H", "N", "avg_duration"))
-    return relation(connection, part, {**own, "gpu": "r.hardware"}, needed=("M", "N", "K", "avg_duration", "hardware"))
+        return relation(connection, part, cells, needed=("M", "E", "topk", "H", "N", "avg_duration"))
+    return relation(
+        connection, part, {**cells, "gpu": "r.hardware"}, needed=("M", "N", "K", "avg_duration", "hardware")
+    )

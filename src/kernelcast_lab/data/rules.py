@@ -101,15 +101,15 @@ def _cell_hashes(column: NDArray[Any]) -> NDArray[np.uint64]:
     if column.dtype == object:
         codes: dict[Any, int] = {}
         index = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.intp, count=len(column))
-        hashes = [np.uint64(0) if word is None else _word_hash(str(word)) for word in codes]
+        hashes = [np.uint64(0) if value is None else _word_hash(str(value)) for value in codes]
         return np.array(hashes, dtype=np.uint64)[index] if len(column) else np.empty(0, dtype=np.uint64)
     values = column.filled(np.nan) if isinstance(column, np.ma.MaskedArray) else column
     numbers = np.ascontiguousarray(values, dtype=np.float64) + 0.0  # -0 is 0
     return np.where(np.isnan(numbers), np.uint64(0), numbers.view(np.uint64) | np.uint64(1))
 
 
-def _word_hash(word: str) -> np.uint64:
-    return np.uint64(int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little") | 1)
+def _word_hash(value: str) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little") | 1)
 
 
 def _mixed(values: NDArray[np.uint64], seed: np.uint64) -> NDArray[np.uint64]:

@@ -134,12 +134,12 @@ def _key(row: Row) -> CaseKey:
 def _workload(key: CaseKey, requests: Mapping[str, list[tuple[int, int]]]) -> tuple[tuple[int, int], ...]:
     """The requests of a case; those of vLLM runs (all alike) stand under a name with the stack before it."""
     stack, name = key[1], key[3]
-    found = requests.get(name) or requests.get(f"{stack}_{name}")
-    if found is None:
+    result = requests.get(name) or requests.get(f"{stack}_{name}")
+    if result is None:
         raise unknown("workload", name, requests)
-    if len({output for _, output in found}) != 1:
+    if len({output for _, output in result}) != 1:
         raise KernelcastError(f"workload {name}: its requests differ in output_tokens; a static batch has one number")
-    return tuple(found)
+    return tuple(result)
 
 
 def _case(key: CaseKey, rows: list[Row], requests: tuple[tuple[int, int], ...]) -> ServedCase:
@@ -152,16 +152,16 @@ def _case(key: CaseKey, rows: list[Row], requests: tuple[tuple[int, int], ...]) 
         "total_prefill_tokens": sum(tokens),
         "total_decode_tokens": len(requests) * outputs,
     }
-    told = " ".join(map(str, key))
+    message = " ".join(map(str, key))
     for row, (name, expected) in itertools.product(rows, facts.items()):
         if row[name] not in (None, expected):
-            raise KernelcastError(f"{told}: {name} is {row[name]:g}, its workload has {expected}")
+            raise KernelcastError(f"{message}: {name} is {row[name]:g}, its workload has {expected}")
     steps = outputs - 1
     split = [row for row in rows if row["prefill_latency"] is not None]
     decode_s = _median(row["total_latency"] - row["prefill_latency"] for row in split)
     total_s = _median(row["total_latency"] for row in rows)
     if total_s is None or steps < 1:
-        raise KernelcastError(f"{told}: no total_latency, or no decode step")
+        raise KernelcastError(f"{message}: no total_latency, or no decode step")
     return ServedCase(
         "pipeweave",
         *key,
@@ -212,8 +212,8 @@ def published_errors(
 
 def concurrency(row: Row) -> int | None:
     """Requests in flight, as the notes on the source of a row say; None where they do not."""
-    found = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"] or "")
-    return int(found.group(1)) if found else None
+    match = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"] or "")
+    return int(match.group(1)) if match else None
 
 
 def why_unusable(row: Row) -> str | None:
@@ -320,7 +320,7 @@ class SplitPoint:
 def split_points(folder: Path | str | None = None) -> list[SplitPoint]:
     """Disaggregated rows that say how many workers there are and how each is cut, and whose requests in flight are what
     those hold (others multiply sizes, or leave workers out)."""
-    found = []
+    results = []
     rows = read_rows(folder, "aiconfigurator/e2e_silicon")
     for row, guesses in zip(rows, guessed(rows), strict=True):
         if (
@@ -339,8 +339,8 @@ def split_points(folder: Path | str | None = None) -> list[SplitPoint]:
                  for part in ("decode", "prefill")]  # fmt: skip
         parts = [as_recipes(part) for part in parts]
         if all((p.tp * p.dp) & (p.tp * p.dp - 1) == 0 for p in parts):
-            found.append(SplitPoint(replace(parts[0], draft_tokens=guesses), parts[1], workers[0], workers[1]))
-    return found
+            results.append(SplitPoint(replace(parts[0], draft_tokens=guesses), parts[1], workers[0], workers[1]))
+    return results
 
 
 def as_recipes(point: ServingPoint) -> ServingPoint:

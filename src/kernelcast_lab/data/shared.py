@@ -36,7 +36,7 @@ def mapping_of(name: str) -> TableMap | None:
     """How a table 'folder/table' is read, None where it has no times of kernels. A folder is a source, or a part of one
     that was released apart: aiconfigurator_gb300 is read as aiconfigurator."""
     folder, _, table = name.partition("/")
-    source = next((one for one in SOURCES if folder == one or folder.startswith(f"{one}_")), folder)
+    source = next((each for each in SOURCES if folder == each or folder.startswith(f"{each}_")), folder)
     return kernel_tables().get(f"{source}/{table}")
 
 
@@ -118,8 +118,8 @@ def read_table(root: Path | str | None, name: str) -> dict[str, NDArray[Any]]:
     with connect() as connection:
         query = f"SELECT * FROM read_parquet({text(str(path))})"
         described = connection.execute(f"DESCRIBE {query}").fetchall()
-        kinds = {row[0]: "VARCHAR" if row[1] in ("VARCHAR", "DATE", "TIMESTAMP") else "DOUBLE" for row in described}
-        return fetch(connection, query, kinds)
+        types = {row[0]: "VARCHAR" if row[1] in ("VARCHAR", "DATE", "TIMESTAMP") else "DOUBLE" for row in described}
+        return fetch(connection, query, types)
 
 
 class Row(dict[str, Any]):

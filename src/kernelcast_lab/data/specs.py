@@ -48,76 +48,76 @@ class Found:
 def found_in(roots: Sequence[Path]) -> list[Found]:
     """Of every GPU and format with enough products in the folders."""
     names = [(root, name) for root in roots for name in tables(root) if with_op(root, name, "gemm")]
-    rows = merged(read(*one, ops=["gemm"]) for one in names if one[1].partition("/")[0] not in _WITH_HOST)
+    rows = merged(read(*each, ops=["gemm"]) for each in names if each[1].partition("/")[0] not in _WITH_HOST)
     return list(_of(rows))
 
 
 def _of(rows: Measurements) -> Iterable[Found]:
     for name in rows.gpus:
-        chip = gpu(name)
-        own = rows.select(rows.columns["gpu"] == name).columns
-        for dtype in sorted(set(own["dtype"].tolist())):
-            members = {key: column[own["dtype"] == dtype] for key, column in own.items()}
+        target = gpu(name)
+        on_gpu = rows.select(rows.columns["gpu"] == name).columns
+        for dtype in sorted(set(on_gpu["dtype"].tolist())):
+            members = {key: column[on_gpu["dtype"] == dtype] for key, column in on_gpu.items()}
             math = format_of(dtype).math
-            if chip.tensor_flops_per_s(math) and dtype != "int4":  # weights of 4 bits are multiplied in 16
-                found = of_format(members, chip, dtype)
-                if found.tensor_fraction is not None:
-                    yield found
+            if target.tensor_flops_per_s(math) and dtype != "int4":  # weights of 4 bits are multiplied in 16
+                result = of_format(members, target, dtype)
+                if result.tensor_fraction is not None:
+                    yield result
 
 
-def of_format(rows: Columns, chip: Gpu, dtype: str) -> Found:
+def of_format(rows: Columns, target: Gpu, dtype: str) -> Found:
     """Products of one format on one GPU."""
     m, n, k, seconds = rows["m"], rows["n"], rows["k"], rows["latency_us"] * 1e-6
-    at_peak_s = 2.0 * m * n * k / chip.tensor_flops_per_s(format_of(dtype).math)
+    at_peak_s = 2.0 * m * n * k / target.tensor_flops_per_s(format_of(dtype).math)
     large = (np.minimum(np.minimum(m, n), k) >= LEAST_SIDE) & (at_peak_s >= LEAST_S)
-    shares = at_peak_s[large] / (seconds[large] - _quantising_s({c: v[large] for c, v in rows.items()}, chip))
+    shares = at_peak_s[large] / (seconds[large] - _quantising_s({c: v[large] for c, v in rows.items()}, target))
     long = shares[seconds[large] >= LONG_S]
     memory = smallest = None
     if dtype in SIXTEEN:
         kind = format_of(dtype)
         weights = n * k * kind.weight_bytes
         moved = weights + m * k * kind.act_bytes + m * n * kind.out_bytes
-        few = (m <= FEW_ROWS) & (weights >= TIMES_L2 * chip.l2_bytes)
-        memory = _quantile(moved[few] / seconds[few] / chip.dram_bytes_per_s, MEMORY_BEST)
+        few = (m <= FEW_ROWS) & (weights >= TIMES_L2 * target.l2_bytes)
+        memory = _quantile(moved[few] / seconds[few] / target.dram_bytes_per_s, MEMORY_BEST)
         smallest = _quantile(seconds, SMALLEST)
-    return Found(chip.id, dtype, int(large.sum()), _quantile(shares, BEST), _quantile(long, 0.5), memory, smallest)
+    return Found(target.id, dtype, int(large.sum()), _quantile(shares, BEST), _quantile(long, 0.5), memory, smallest)
 
 
 def _quantile(values: NDArray[Any], at: float) -> float | None:
     return float(np.quantile(values, at)) if len(values) >= LEAST_CALLS else None
 
 
-def _quantising_s(rows: Columns, chip: Gpu) -> NDArray[np.float64]:
+def _quantising_s(rows: Columns, target: Gpu) -> NDArray[np.float64]:
     """What physics expects of the kernels before the product: the layer, less the same with inputs that are ready.
     Products in int8 are a plugin of TensorRT's on inputs that are."""
     count = len(rows["m"])
     if not count:
         return np.zeros(0)
-    asked, before = {name: rows[name] for name in ("op", "m", "n", "k", "dtype", "stack")}, _quantises(rows)
-    ready = {**asked, "inputs": np.array(["ready" if one else None for one in before], dtype=object)}
-    whole, alone = (predict_columns(columns, chip, _GENERIC)[0]["predicted_us"] for columns in (asked, ready))
+    calls, before = {name: rows[name] for name in ("op", "m", "n", "k", "dtype", "stack")}, _quantises(rows)
+    ready = {**calls, "inputs": np.array(["ready" if each else None for each in before], dtype=object)}
+    whole, alone = (predict_columns(columns, target, _GENERIC)[0]["predicted_us"] for columns in (calls, ready))
     return np.where(before, np.maximum(0.0, whole - alone), 0.0) * 1e-6
 
 
 def _quantises(rows: Columns) -> NDArray[np.bool_]:
     from kernelcast.ops.gemm import QUANTISING_KERNELS
 
-    narrow = np.array([format_of(word).act_bytes < 2 and word != "int8" for word in rows["dtype"]])
+    narrow = np.array([format_of(value).act_bytes < 2 and value != "int8" for value in rows["dtype"]])
     return narrow & np.isin(rows["stack"].astype(str), list(QUANTISING_KERNELS))
 
 
-def by_gpu(found: Iterable[Found]) -> dict[str, dict[str, Any]]:
+def by_gpu(result: Iterable[Found]) -> dict[str, dict[str, Any]]:
     """As the fields of a GPU file."""
     gpus: dict[str, dict[str, Any]] = {}
-    for one in found:
-        fields = gpus.setdefault(one.gpu, {"sustained_tensor_fractions": {}})
-        if one.dtype not in SIXTEEN:
-            fields["sustained_tensor_fractions"][one.dtype] = one.tensor_fraction
+    for each in result:
+        fields = gpus.setdefault(each.gpu, {"sustained_tensor_fractions": {}})
+        if each.dtype not in SIXTEEN:
+            fields["sustained_tensor_fractions"][each.dtype] = each.tensor_fraction
             continue
         fields |= {
-            "sustained_tensor_fraction": one.tensor_fraction,
-            "long_tensor_fraction": one.long_fraction,
-            "sustained_dram_fraction": one.dram_fraction,
-            "sustained_launch_s": one.smallest_s,
+            "sustained_tensor_fraction": each.tensor_fraction,
+            "long_tensor_fraction": each.long_fraction,
+            "sustained_dram_fraction": each.dram_fraction,
+            "sustained_launch_s": each.smallest_s,
         }
     return gpus

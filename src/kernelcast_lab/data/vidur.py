@@ -56,7 +56,7 @@ def _network() -> TableMap:
     # ``size`` is in bytes: read as elements, an A100's all-reduce would beat NVLink (397 of 300 GB/s).
     moved = {"bytes": "size", "world": "world"}
     ops = tuple(OpMap(op, moved, _DTYPE, f"op = '{op}'") for op in ("all_reduce", "send_recv"))
-    chip = (
+    gpu_name = (
         "CASE fabric WHEN 'a100_pairwise_nvlink' THEN 'a100_pcie' WHEN 'h100_pairwise_nvlink' THEN 'h100_nvl'"
         " ELSE split_part(fabric, '_', 1) END"
     )
@@ -67,7 +67,7 @@ def _network() -> TableMap:
         # Pairs of linked GPUs: more than two also cross PCIe. The A40 pair runs at 4 GB/s.
         ("unclear_fabric", "fabric LIKE '%pairwise%' AND (world > 2 OR fabric LIKE 'a40%')"),
     )
-    return TableMap(SOURCE, ops, gpu=chip, stack="'nccl'", kernel_source="'nccl ' || fabric", drops=drops)
+    return TableMap(SOURCE, ops, gpu=gpu_name, stack="'nccl'", kernel_source="'nccl ' || fabric", drops=drops)
 
 
 def tables() -> dict[str, TableMap]:
@@ -82,14 +82,14 @@ def tables() -> dict[str, TableMap]:
 def find(path: Path) -> list[Part]:
     """The tables of a checkout; none when it is not one."""
     root = next((path / p for p in ("data/profiling", "profiling", ".") if (path / p / "compute").is_dir()), path)
-    found: list[tuple[str, Path, dict[str, str]]] = []
+    results: list[tuple[str, Path, dict[str, str]]] = []
     for file in sorted(root.glob("compute/*/*/*/mlp.csv")):
-        chip, organisation, model, _ = file.relative_to(root / "compute").parts
-        found.append(("layers", file, {"gpu": chip, "model": f"{organisation}/{model}"}))
+        gpu_name, organisation, model, _ = file.relative_to(root / "compute").parts
+        results.append(("layers", file, {"gpu": gpu_name, "model": f"{organisation}/{model}"}))
     for op in ("all_reduce", "send_recv"):
         for file in sorted(root.glob(f"network/*/{op}.csv")):
-            found.append(("network", file, {"fabric": file.parent.name, "op": op}))
-    return parts(found)
+            results.append(("network", file, {"fabric": file.parent.name, "op": op}))
+    return parts(results)
 
 
 def rows(connection: DuckDBPyConnection, part: Part) -> str:
@@ -99,10 +99,10 @@ def rows(connection: DuckDBPyConnection, part: Part) -> str:
     needed = ("num_tokens", "num_tensor_parallel_workers", "n_embd", "n_head", "n_kv_head", "n_expanded_embd")
     layers = []
     for op in medians(connection):
-        own = {
+        cells = {
             "tp": "r.num_tensor_parallel_workers",
             "op": text(op),
             "latency_us": f'r."time_stats.{op}.median" * 1000',
         }
-        layers.append(relation(connection, part, own, needed=needed))
+        layers.append(relation(connection, part, cells, needed=needed))
     return " UNION ALL BY NAME ".join(layers) or relation(connection, part, {}, needed=(*needed, "time_stats"))

@@ -78,12 +78,12 @@ def learning_curve(
     ``by``: a curve for each combination of these words (op, dtype, …) that has calls enough, instead of one for all.
     """
     settings = settings or CurveSettings()
-    place = find_gpu(gpu).id
-    others, pool, test = _rows(columns, place, source, seed, settings)
+    gpu_id = find_gpu(gpu).id
+    others, pool, test = _rows(columns, gpu_id, source, seed, settings)
     groups = _groups(columns, family, by, pool, test)
     if not groups:
-        raise KernelcastError(f"no {' and '.join(by)} of {family} has {_LEAST_DRAWS} calls of {place} to draw from")
-    say(f"{family}: {len(others):,} rows of other GPUs; {place}: {len(pool):,} to draw from, {len(test):,} to test")
+        raise KernelcastError(f"no {' and '.join(by)} of {family} has {_LEAST_DRAWS} calls of {gpu_id} to draw from")
+    say(f"{family}: {len(others):,} rows of other GPUs; {gpu_id}: {len(pool):,} to draw from, {len(test):,} to test")
     fit = settings.fit_of(family)
     unseen = Fitted(fit_rows(columns, family, others, fit))
     seen = sampled(pool, settings.seen_rows, seed)
@@ -94,17 +94,17 @@ def learning_curve(
         held = {label: column[tests] for label, column in columns.items()}
         for count in settings.counts:
             if count > len(draws):
-                say(f"{name}: only {len(draws):,} calls of {place} to draw {count:,} from")
+                say(f"{name}: only {len(draws):,} calls of {gpu_id} to draw {count:,} from")
                 continue
             for draw in range(settings.repeats if 0 < count < 1000 else 1):
                 drawn = np.sort(np.random.default_rng([seed, count, draw]).choice(draws, count, replace=False))
-                conditions = _calibrated(unseen, columns, drawn, place)
-                told = {"family": name, "gpu": place, "calls": count, "predictor": "calibrated", "seed": draw}
-                points.append(_point(held, conditions, told))
+                conditions = _calibrated(unseen, columns, drawn, gpu_id)
+                labels = {"family": name, "gpu": gpu_id, "calls": count, "predictor": "calibrated", "seed": draw}
+                points.append(_point(held, conditions, labels))
             say(f"{name}: {count:,} calls: {_mean([p for p in points if p.family == name], count):.2f}%")
         saw = len(np.intersect1d(draws, seen))
-        told = {"family": name, "gpu": place, "calls": saw, "predictor": SEEN, "seed": seed}
-        points.append(_point(held, whole, told))
+        labels = {"family": name, "gpu": gpu_id, "calls": saw, "predictor": SEEN, "seed": seed}
+        points.append(_point(held, whole, labels))
         say(f"{name}: a fit that saw {saw:,} calls: {points[-1].mean:.2f}%")
     return points
 
@@ -116,24 +116,26 @@ def _groups(
     if not by:
         return [(family, pool, test)]
     refuse_unknown("column", by, columns_of())
-    words = [columns[name] if name in columns else np.full(len(columns["op"]), None) for name in by]
-    label = np.array([" ".join(str(word) for word in cells if word is not None) for cells in zip(*words, strict=True)])
-    found = [(str(name), pool[label[pool] == name], test[label[test] == name]) for name in np.unique(label[pool])]
-    return [(name, draws, tests) for name, draws, tests in found if len(draws) >= _LEAST_DRAWS and len(tests)]
+    cells_by_column = [columns[name] if name in columns else np.full(len(columns["op"]), None) for name in by]
+    label = np.array(
+        [" ".join(str(cell) for cell in cells if cell is not None) for cells in zip(*cells_by_column, strict=True)]
+    )
+    result = [(str(name), pool[label[pool] == name], test[label[test] == name]) for name in np.unique(label[pool])]
+    return [(name, draws, tests) for name, draws, tests in result if len(draws) >= _LEAST_DRAWS and len(tests)]
 
 
 def _rows(
     columns: Columns, gpu: str, source: str | None, seed: int, settings: CurveSettings
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
     """Rows of other GPUs, rows to calibrate with, rows to test on."""
-    place = columns["gpu"].astype(str)
+    gpu_id = columns["gpu"].astype(str)
     kin = next((pair for pair in TWINS if gpu in pair), (gpu,))
-    here = place == gpu
+    here = gpu_id == gpu
     if source is not None:
         refuse_unknown("source", [source], set(columns["source"]))
         here &= columns["source"] == source
     test = shape_fold(columns) == TEST_FOLD
-    others, pool = np.flatnonzero(~np.isin(place, kin)), np.flatnonzero(here & ~test)
+    others, pool = np.flatnonzero(~np.isin(gpu_id, kin)), np.flatnonzero(here & ~test)
     held = sampled(np.flatnonzero(here & test), settings.test_rows, seed)
     if not (len(others) and len(pool) and len(held)):
         raise KernelcastError(
@@ -145,15 +147,17 @@ def _rows(
 def _calibrated(base: Fitted, columns: Columns, drawn: NDArray[np.intp], gpu: str) -> Conditions:
     if not len(drawn):
         return Conditions(predictor=base)
-    found, _ = calibrate({n: c[drawn] for n, c in columns.items()}, gpu, Conditions(predictor=base))
-    return Conditions(predictor=base, calibration=found)
+    calibration, _ = calibrate({n: c[drawn] for n, c in columns.items()}, gpu, Conditions(predictor=base))
+    return Conditions(predictor=base, calibration=calibration)
 
 
-def _point(held: Columns, conditions: Conditions, told: Mapping[str, Any]) -> CurvePoint:
-    results, bad = predict_columns(held, told["gpu"], conditions)
+def _point(held: Columns, conditions: Conditions, labels: Mapping[str, Any]) -> CurvePoint:
+    results, bad = predict_columns(held, labels["gpu"], conditions)
     if bad.messages:
         raise KernelcastError(bad.text())
-    return CurvePoint.of(held["latency_us"], *(results[name] for name in ("predicted_us", "low_us", "high_us")), **told)
+    return CurvePoint.of(
+        held["latency_us"], *(results[name] for name in ("predicted_us", "low_us", "high_us")), **labels
+    )
 
 
 def _mean(points: Sequence[CurvePoint], calls: int) -> float:
@@ -163,15 +167,15 @@ def _mean(points: Sequence[CurvePoint], calls: int) -> float:
 def curve_lines(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
     """A line a GPU and family: the mean error by number of calls, and that of the fit that saw the GPU."""
     counts = sorted({p.calls for p in points if p.predictor == "calibrated"})
-    found = []
-    for place, family in dict.fromkeys((p.gpu, p.family) for p in points):
-        own = [p for p in points if (p.gpu, p.family) == (place, family)]
-        known = {p.calls for p in own if p.predictor == "calibrated"}
-        seen = next((p for p in own if p.predictor == SEEN), None)
-        line: dict[str, Any] = {"GPU left out": place, "family": family}
-        line |= {f"{count:,}": _mean(own, count) if count in known else None for count in counts}
-        found.append(line | {SEEN: seen and seen.mean, "calls it saw": seen and seen.calls})
-    return found
+    results = []
+    for gpu_id, family in dict.fromkeys((p.gpu, p.family) for p in points):
+        members = [p for p in points if (p.gpu, p.family) == (gpu_id, family)]
+        known = {p.calls for p in members if p.predictor == "calibrated"}
+        seen = next((p for p in members if p.predictor == SEEN), None)
+        line: dict[str, Any] = {"GPU left out": gpu_id, "family": family}
+        line |= {f"{count:,}": _mean(members, count) if count in known else None for count in counts}
+        results.append(line | {SEEN: seen and seen.mean, "calls it saw": seen and seen.calls})
+    return results
 
 
 def write_curves(points: Sequence[CurvePoint], out: Path) -> Path:
@@ -186,24 +190,24 @@ def write_curves(points: Sequence[CurvePoint], out: Path) -> Path:
         rows.append([*numbers, "–" if seen is None else f"{seen:.1f} ({calls:,} calls)"])
     path = out / "learning_curve.md"
     path.write_text(markdown(list(lines[0])[:-1], rows) + "\n")
-    places = list(dict.fromkeys(p.gpu for p in points))
+    gpu_ids = list(dict.fromkeys(p.gpu for p in points))
 
     def draw(axes: Any) -> None:
-        for axis, place in zip(axes[0], places, strict=True):
+        for axis, place in zip(axes[0], gpu_ids, strict=True):
             _draw(axis, place, [p for p in points if p.gpu == place])
 
-    saved_plot(out / "learning_curve.png", 1, len(places), (5.0 * len(places), 3.8), draw)
+    saved_plot(out / "learning_curve.png", 1, len(gpu_ids), (5.0 * len(gpu_ids), 3.8), draw)
     return path
 
 
-def _draw(axis: Any, place: str, points: Sequence[CurvePoint]) -> None:
+def _draw(axis: Any, gpu_id: str, points: Sequence[CurvePoint]) -> None:
     for family in dict.fromkeys(p.family for p in points):
-        own = [p for p in points if p.family == family]
-        counts = sorted({p.calls for p in own if p.predictor == "calibrated"})
-        (line,) = axis.plot([max(c, 3) for c in counts], [_mean(own, c) for c in counts], "o-", label=family)
-        for point in own:
+        members = [p for p in points if p.family == family]
+        counts = sorted({p.calls for p in members if p.predictor == "calibrated"})
+        (line,) = axis.plot([max(c, 3) for c in counts], [_mean(members, c) for c in counts], "o-", label=family)
+        for point in members:
             if point.predictor == SEEN:
                 axis.axhline(point.mean, color=line.get_color(), linestyle=":", linewidth=1)
-    axis.set(xscale="log", title=f"{place} left out of the fit", xlabel="calls measured (leftmost: none)")
+    axis.set(xscale="log", title=f"{gpu_id} left out of the fit", xlabel="calls measured (leftmost: none)")
     axis.set(ylabel="mean error on other shapes, %", ylim=(0, None))
     axis.legend(fontsize=8, title=f"dotted: {SEEN}", title_fontsize=7)

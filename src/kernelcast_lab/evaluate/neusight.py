@@ -73,12 +73,12 @@ GROUPS: tuple[tuple[str, Callable[[ModelCase], bool], float], ...] = (
 def compare(cases: Iterable[ModelCase], predictor: str | Predictor = "learned") -> list[Compared]:
     """Every case with its prediction, under the conditions that a step of one GPU and of several have by default."""
     known: dict[tuple[str, bool], Times] = {}
-    found = []
+    results = []
     for case in cases:
         conditions = replace(STEP if case.single else DEFAULT, predictor=predictor)
         times = known.setdefault((case.gpu, case.single), Times(gpu(case.gpu), conditions))
-        found.append(_alone(case, times) if case.single else _together(case, times))
-    return found
+        results.append(_alone(case, times) if case.single else _together(case, times))
+    return results
 
 
 def _alone(case: ModelCase, times: Times) -> Compared:
@@ -96,11 +96,11 @@ def _alone(case: ModelCase, times: Times) -> Compared:
 
 def layout_of(case: ModelCase) -> TrainingLayout:
     """dp4, tp4, pp4_1 (four stages, one micro-batch)."""
-    found = _PLAN.fullmatch(case.parallelism)
-    if not found:
+    result = _PLAN.fullmatch(case.parallelism)
+    if not result:
         raise KernelcastError(f"parallelism {case.parallelism!r} is none of dp4, tp4 or pp4_1")
-    kind, ways, passes = found.groups()
-    dp, tp, pp = (int(ways) if kind == name else 1 for name in ("dp", "tp", "pp"))
+    group, ways, passes = result.groups()
+    dp, tp, pp = (int(ways) if group == name else 1 for name in ("dp", "tp", "pp"))
     return TrainingLayout(dp=dp, tp=tp, pp=pp, micro_batches=int(passes or 1))
 
 
@@ -113,35 +113,35 @@ def _together(case: ModelCase, times: Times) -> Compared:
 
 def families_that_saw_tests(folder: Path = WEIGHTS) -> list[str]:
     """Families whose weights were fitted on rows of NeuSight's test split, which makes errors look smaller here."""
-    found = {name: load(folder, name) for name in _FAMILIES}
-    return [name for name, fit in found.items() if fit and _ONLY_TESTED in fit.encoder.vocabulary.get("gpu", ())]
+    result = {name: load(folder, name) for name in _FAMILIES}
+    return [name for name, fit in result.items() if fit and _ONLY_TESTED in fit.encoder.vocabulary.get("gpu", ())]
 
 
-def mean_error(found: Iterable[Compared], where: Callable[[ModelCase], bool] = lambda case: True) -> float:
+def mean_error(result: Iterable[Compared], where: Callable[[ModelCase], bool] = lambda case: True) -> float:
     """Mean size of the error, in percent."""
-    return _errors([entry for entry in found if where(entry.case)]).mean
+    return _errors([entry for entry in result if where(entry.case)]).mean
 
 
 def _errors(members: Sequence[Compared]) -> ErrorSummary:
     return ErrorSummary.of([entry.case.measured_s for entry in members], [entry.predicted_s for entry in members])
 
 
-def case_lines(found: Iterable[Compared]) -> list[dict[str, Any]]:
+def case_lines(result: Iterable[Compared]) -> list[dict[str, Any]]:
     """One line a case."""
     return [
         {name: getattr(entry.case, name) for name in ("gpu", "model", "mode", "seq", "batch")}
         | {"how": "fused" if entry.case.fused else "" if entry.case.single else entry.case.parallelism}
         | {"measured_ms": entry.case.measured_s * 1e3, "predicted_ms": entry.predicted_s * 1e3}
         | {"error": entry.error, "neusight_error": entry.neusight_error}
-        for entry in found
+        for entry in result
     ]
 
 
-def group_lines(found: Sequence[Compared]) -> list[dict[str, Any]]:
+def group_lines(result: Sequence[Compared]) -> list[dict[str, Any]]:
     """Errors of the groups with a target, and of their parts."""
     lines = []
     for name, where, target in GROUPS:
-        members = [entry for entry in found if where(entry.case)]
+        members = [entry for entry in result if where(entry.case)]
         if not members:
             continue
         lines.append(_group_line(name, "all", members) | {"target": target})
@@ -158,14 +158,14 @@ def _group_line(name: str, part: str, members: Sequence[Compared]) -> dict[str, 
 
 def figures(cases: Iterable[ModelCase], predictor: str | Predictor) -> dict[str, list[dict[str, Any]]]:
     """The cases, the groups with a target, and what makes their errors look smaller than they are."""
-    found = compare(cases, predictor)
+    result = compare(cases, predictor)
     folder = predictor.folder if isinstance(predictor, Learned) else WEIGHTS
     learned = isinstance(predictor, Learned) or predictor == "learned"
     notes = ["AMD: matrix products of its test split are fitted on; there are no others."]
     for name in families_that_saw_tests(folder) if learned else ():
         notes.append(f"Not clean: the weights of {name} were fitted on rows of NeuSight's test split; fit them again.")
-    lines = {"cases": case_lines(found), "groups": group_lines(found)}
-    return {**lines, "notes": [{"note": text} for text in notes]} if found else lines
+    lines = {"cases": case_lines(result), "groups": group_lines(result)}
+    return {**lines, "notes": [{"note": text} for text in notes]} if result else lines
 
 
 # ---- The models that NeuSight measured, traced as its runs were: attention in parts as transformers of 2023 wrote
@@ -248,14 +248,14 @@ def _traced(model: str, mode: Mode, batch: int, seq: int, layers: int, passes: i
     return trace(built, inputs, mode, optimizer=None, loss=loss, accumulate=passes, name=model)
 
 
-def _timed(found: Trace) -> Trace:
+def _timed(result: Trace) -> Trace:
     """Of two passes the second, which adds to gradients that are there, without the loss that was not timed."""
-    first = next(at for at, op in enumerate(found.ops) if op.phase == "backward")
-    start = next(at for at in range(first, len(found.ops)) if found.ops[at].phase == "forward")
-    ops = tuple(op for op in found.ops[start:] if not (op.phase == "forward" and op.name in _LOSS))
-    calls = {phase: count // 2 for phase, count in found.module_calls.items()}
+    first = next(at for at, op in enumerate(result.ops) if op.phase == "backward")
+    start = next(at for at in range(first, len(result.ops)) if result.ops[at].phase == "forward")
+    ops = tuple(op for op in result.ops[start:] if not (op.phase == "forward" and op.name in _LOSS))
+    calls = {phase: count // 2 for phase, count in result.module_calls.items()}
     return replace(
-        found, ops=ops, gradients=(), module_calls=calls, tokens=found.tokens // 2, samples=found.samples // 2
+        result, ops=ops, gradients=(), module_calls=calls, tokens=result.tokens // 2, samples=result.samples // 2
     )
 
 
@@ -269,11 +269,11 @@ def _build(model: str, mode: Mode, layers: int) -> nn.Module:
 
     _register()
     config = transformers.AutoConfig.for_model(**_config(model, layers))
-    kinds = {"bert": "PreTraining" if mode == "training" else "SequenceClassification",
+    auto_classes = {"bert": "PreTraining" if mode == "training" else "SequenceClassification",
              "switch_transformers": "Seq2SeqLM"}  # fmt: skip
-    kind = getattr(transformers, f"AutoModelFor{kinds.get(config.model_type, 'CausalLM')}")
+    auto_class = getattr(transformers, f"AutoModelFor{auto_classes.get(config.model_type, 'CausalLM')}")
     with torch.device("meta"):
-        built: nn.Module = kind.from_config(config, attn_implementation=f"parts_{config.model_type}")
+        built: nn.Module = auto_class.from_config(config, attn_implementation=f"parts_{config.model_type}")
     if config.model_type == "switch_transformers":
         _experts_with_fixed_shapes(built, config.expert_capacity, everywhere=mode == "training")
     return built

@@ -34,10 +34,10 @@ SOURCE_TARGETS = {
 _SAME_FOR_ALL = {"Vidur layers, new token counts": 8.0, "collectives, new sizes": 4.0}
 
 
-def write_report(found: Sequence[Score], out: Path) -> Path:
+def write_report(result: Sequence[Score], out: Path) -> Path:
     """accuracy.md, and the plots that it shows."""
     out.mkdir(parents=True, exist_ok=True)
-    everything = [score for score in found if score.group == "all"]
+    everything = [score for score in result if score.group == "all"]
     main = [score for score in everything if score.protocol == MAIN]
     parts = [
         "# Accuracy",
@@ -58,9 +58,9 @@ def write_report(found: Sequence[Score], out: Path) -> Path:
         "## Intervals",
         _intervals(everything),
         "## By number format, GPU and regime (learned)",
-        _groups([s for s in found if s.protocol == MAIN and s.predictor == "learned" and s.group != "all"]),
+        _groups([s for s in result if s.protocol == MAIN and s.predictor == "learned" and s.group != "all"]),
     ]
-    plots = _plots(found, out)
+    plots = _plots(result, out)
     parts += ["## Plots", *(f"![{name}]({name}.png)" for name in plots)] if plots else []
     path = out / "accuracy.md"
     path.write_text("\n\n".join(part for part in parts if part) + "\n")
@@ -79,15 +79,15 @@ def _mean(scores: Sequence[Score]) -> float:
 
 def means(scores: Sequence[Score]) -> dict[str, list[dict[str, Any]]]:
     """By protocol, a line a split and task: its target, and by predictor the mean over all that was left out."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    result: dict[str, list[dict[str, Any]]] = {}
     whole = [s for s in scores if s.group == "all"]
     for protocol, split in dict.fromkeys((s.protocol, s.split) for s in whole):
         here = [s for s in whole if (s.protocol, s.split) == (protocol, split)]
         for task in sorted({s.task for s in here}, key=[*KNOWN_TASKS, *(s.task for s in here)].index):
             by = {p: [s for s in here if (s.predictor, s.task) == (p, task)] for p in PREDICTORS}
             line = {"split": split, "task": task, "target": _target(protocol, split, task)}
-            found.setdefault(protocol, []).append(line | {p: _mean(by[p]) for p in by if by[p]})
-    return found
+            result.setdefault(protocol, []).append(line | {p: _mean(by[p]) for p in by if by[p]})
+    return result
 
 
 def _target(protocol: str, split: str, task: str) -> float | None:
@@ -172,25 +172,25 @@ def saved_plot(path: Path, rows: int, columns: int, size: tuple[float, float], d
     plt.close(figure)
 
 
-def _plots(found: Sequence[Score], out: Path) -> list[str]:
+def _plots(result: Sequence[Score], out: Path) -> list[str]:
     """Their names, without the ending."""
-    _regime_plot([s for s in found if s.protocol == MAIN and s.group.startswith("regime=")], out)
+    _regime_plot([s for s in result if s.protocol == MAIN and s.group.startswith("regime=")], out)
     if (out / DENSITY).exists():
         _density_plot(out)
     return [name for name in ("error_by_regime", "predicted_against_measured") if (out / f"{name}.png").exists()]
 
 
-def _regime_plot(found: Sequence[Score], out: Path) -> None:
-    splits = [s for s in ("shapes", "gpu", "generation") if any(x.split == s for x in found)]
-    tasks = [task for task in KNOWN_TASKS if any(s.task == task for s in found)]
+def _regime_plot(result: Sequence[Score], out: Path) -> None:
+    splits = [s for s in ("shapes", "gpu", "generation") if any(x.split == s for x in result)]
+    tasks = [task for task in KNOWN_TASKS if any(s.task == task for s in result)]
     wide = 0.8 / max(len(tasks), 1)  # of a bar: those of a regime fill four fifths of its place
 
     def draw(axes: Any) -> None:
         for axis, split in zip(axes[0], splits, strict=True):
             for offset, task in enumerate(tasks):
-                rows = [s for s in found if (s.split, s.task, s.predictor) == (split, task, "learned")]
-                places = {at: [s for s in rows if s.group[7:] == regime] for at, regime in enumerate(REGIMES)}
-                heights = {at + wide * offset: _mean(those) for at, those in places.items() if those}
+                rows = [s for s in result if (s.split, s.task, s.predictor) == (split, task, "learned")]
+                position = {at: [s for s in rows if s.group[7:] == regime] for at, regime in enumerate(REGIMES)}
+                heights = {at + wide * offset: _mean(those) for at, those in position.items() if those}
                 axis.bar(list(heights), list(heights.values()), wide, label=task)
             axis.set_xticks(np.arange(len(REGIMES)) + 0.4 - wide / 2, list(REGIMES))
             axis.set(title=f"{split} left out", ylabel="mean error, %")

@@ -66,14 +66,14 @@ class Evaluation:
 
     @property
     def protocols(self) -> list[Protocol]:
-        found = main_tables(self.splits or tuple(SPLITS), self.tasks or TASK_NAMES)
-        return found if self.splits or self.tasks else [*found, *SOURCES]
+        result = main_tables(self.splits or tuple(SPLITS), self.tasks or TASK_NAMES)
+        return result if self.splits or self.tasks else [*result, *SOURCES]
 
     def settings_for(self, family: str, rows: int) -> Settings:
         small = {"rows": self.rows, "seed": self.seed, "networks": 1, "transfer_networks": 2, "rows_left_out": 50_000}
-        found = self.settings or changed(recipe(family).settings, batch=2048, **small)
-        epochs = int(np.clip(self.row_passes / max(min(rows, found.rows or rows), 1), 15, 200))
-        return changed(found, epochs=epochs)
+        result = self.settings or changed(recipe(family).settings, batch=2048, **small)
+        epochs = int(np.clip(self.row_passes / max(min(rows, result.rows or rows), 1), 15, 200))
+        return changed(result, epochs=epochs)
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Fitted:
     def estimate(self, question: PredictorInput) -> Estimate:
         return self.weights.estimate(question)
 
-    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        return self.weights.matches(kernel, words, target)
+    def matches(self, kernel: type[Kernel], configuration: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        return self.weights.matches(kernel, configuration, target)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Job:
 
 def evaluate(
     columns_of: Callable[[str], Columns],
-    asked: Evaluation,
+    evaluation: Evaluation,
     out: Path,
     say: Callable[[str], None] = lambda text: None,
     workers: int = 1,
@@ -125,17 +125,21 @@ def evaluate(
 
     ``workers``: processes, each with one thread; fits do not share threads well.
     """
-    jobs = [job for protocol in asked.protocols for job in _jobs(protocol, columns_of(protocol.family), asked)]
+    jobs = [
+        job for protocol in evaluation.protocols for job in _jobs(protocol, columns_of(protocol.family), evaluation)
+    ]
     if not jobs:
-        chosen = f" of {', '.join(asked.splits + asked.tasks)}" if asked.splits or asked.tasks else ""
+        chosen = (
+            f" of {', '.join(evaluation.splits + evaluation.tasks)}" if evaluation.splits or evaluation.tasks else ""
+        )
         raise KernelcastError(f"no scores: there is no measured row{chosen}; `kernelcast data list DIR` shows what is")
     kept = [Score(**entry) for entry in read_kept(out, [])]
     empty = {tuple(key) for key in read_kept(out.with_name(EMPTY), [])}
     done = {(s.protocol, s.split, s.left_out, s.predictor, s.task) for s in kept} | empty
-    for job, (found, densities) in _run([job for job in jobs if not job.keys <= done], asked, workers):
+    for job, (result, densities) in _run([job for job in jobs if not job.keys <= done], evaluation, workers):
         say(f"{job.protocol}: {job.split.name} {job.split.label}, {job.family}, {job.predictor}")
-        kept += found
-        if found:
+        kept += result
+        if result:
             write_kept(out, [asdict(score) for score in kept])
         else:
             empty |= job.keys
@@ -143,11 +147,13 @@ def evaluate(
         if densities:
             write_kept(out.with_name(DENSITY), read_kept(out.with_name(DENSITY), {}) | densities)
     if not kept:
-        raise KernelcastError(f"no scores: {', '.join(asked.predictors)} cannot be fitted on the rows of this folder")
+        raise KernelcastError(
+            f"no scores: {', '.join(evaluation.predictors)} cannot be fitted on the rows of this folder"
+        )
     return kept
 
 
-def _jobs(protocol: Protocol, columns: Columns, asked: Evaluation) -> Iterator[Job]:
+def _jobs(protocol: Protocol, columns: Columns, evaluation: Evaluation) -> Iterator[Job]:
     keep = protocol.rows(columns) if len(columns["op"]) else np.zeros(0, dtype=bool)
     if not keep.any():
         return
@@ -157,7 +163,7 @@ def _jobs(protocol: Protocol, columns: Columns, asked: Evaluation) -> Iterator[J
         tested = {task: split.test & rows for task, rows in groups.items()}
         tasks = {task: rows for task, rows in tested.items() if rows.any()}
         if tasks:
-            for predictor in asked.predictors:
+            for predictor in evaluation.predictors:
                 yield Job(protocol.name, protocol.family, split, columns, tasks, predictor)
 
 
@@ -165,13 +171,13 @@ Scored = tuple[list[Score], dict[str, Any]]  # and predicted against measured, a
 _inherited: tuple[list[Job], Evaluation] | None = None  # of a worker: tables are too large to send
 
 
-def _run(jobs: list[Job], asked: Evaluation, workers: int) -> Iterator[tuple[Job, Scored]]:
+def _run(jobs: list[Job], evaluation: Evaluation, workers: int) -> Iterator[tuple[Job, Scored]]:
     """Each job's scores, as they come."""
     if workers <= 1 or len(jobs) <= 1:
-        yield from ((job, _scored(job, asked)) for job in jobs)
+        yield from ((job, _scored(job, evaluation)) for job in jobs)
         return
     global _inherited
-    _inherited = (jobs, asked)
+    _inherited = (jobs, evaluation)
     try:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), torch.set_num_threads, (1,)) as pool:
             running = {pool.submit(_in_worker, at): job for at, job in enumerate(jobs)}
@@ -183,19 +189,24 @@ def _run(jobs: list[Job], asked: Evaluation, workers: int) -> Iterator[tuple[Job
 
 def _in_worker(at: int) -> Scored:
     assert _inherited is not None
-    jobs, asked = _inherited
-    return _scored(jobs[at], asked)
+    jobs, evaluation = _inherited
+    return _scored(jobs[at], evaluation)
 
 
-def _scored(job: Job, asked: Evaluation) -> Scored:
+def _scored(job: Job, evaluation: Evaluation) -> Scored:
     found: list[Score] = []
     densities: dict[str, Any] = {}
-    predictor = _predictor(job, asked)
+    predictor = _predictor(job, evaluation)
     if predictor is None:
         return found, densities
-    told = {"protocol": job.protocol, "split": job.split.name, "left_out": job.split.label, "predictor": job.predictor}
+    labels = {
+        "protocol": job.protocol,
+        "split": job.split.name,
+        "left_out": job.split.label,
+        "predictor": job.predictor,
+    }
     for task, rows in job.tasks.items():
-        at = sampled(np.flatnonzero(rows), asked.test_rows, asked.seed)
+        at = sampled(np.flatnonzero(rows), evaluation.test_rows, evaluation.seed)
         test = {column: values[at] for column, values in job.columns.items()}
         results, bad = predict_columns(test, None, Conditions(predictor=predictor))
         if bad.messages:
@@ -204,7 +215,7 @@ def _scored(job: Job, asked: Evaluation) -> Scored:
             label = f"{job.split.name}: {job.split.label}, {task}"
             densities[label] = _density(test["latency_us"], results["predicted_us"])
         intervals = job.predictor in ("learned", "generic")
-        found.extend(scores({**told, "task": task}, test, results, intervals))
+        found.extend(scores({**labels, "task": task}, test, results, intervals))
     return found, densities
 
 
@@ -213,7 +224,7 @@ def _density(truth: NDArray[Any], predicted: NDArray[Any]) -> list[list[int]]:
     return counts.astype(int).tolist()
 
 
-def _predictor(job: Job, asked: Evaluation) -> Predictor | None:
+def _predictor(job: Job, evaluation: Evaluation) -> Predictor | None:
     """A predictor fitted on the training rows; None where there are none, or the method has none for this family."""
     if job.predictor == "roofline":
         return Roofline()
@@ -226,13 +237,13 @@ def _predictor(job: Job, asked: Evaluation) -> Predictor | None:
         if job.protocol == MAIN and job.split.name == "shapes" and has_weights:
             return shipped  # its test shapes are these
         return (
-            Fitted(fit_rows(job.columns, job.family, rows, asked.settings_for(job.family, len(rows))))
+            Fitted(fit_rows(job.columns, job.family, rows, evaluation.settings_for(job.family, len(rows))))
             if len(rows)
             else None
         )
-    rows = sampled(rows, asked.baseline_rows, asked.seed)
+    rows = sampled(rows, evaluation.baseline_rows, evaluation.seed)
     fit: Callable[..., Pipeweave | Neusight] = fit_pipeweave if job.predictor == "pipeweave" else fit_neusight
     try:
-        return fit(job.columns, job.family, epochs=asked.baseline_epochs, seed=asked.seed, rows=rows)
+        return fit(job.columns, job.family, epochs=evaluation.baseline_epochs, seed=evaluation.seed, rows=rows)
     except KernelcastError:
         return None

@@ -33,7 +33,7 @@ class ErrorSummary:
 
     @classmethod
     def of(
-        cls, measured: Times, predicted: Times, low: Times | None = None, high: Times | None = None, **told: Any
+        cls, measured: Times, predicted: Times, low: Times | None = None, high: Times | None = None, **values: Any
     ) -> Self:
         """``told``: the other fields of a class that says whose errors these are."""
         truth = np.asarray(measured, dtype=np.float64)
@@ -48,7 +48,7 @@ class ErrorSummary:
             bias=float(np.mean(error)),
             median_bias=float(np.median(error)),
             coverage=None if inside is None else float(np.mean(inside)),
-            **told,
+            **values,
         )
 
 
@@ -64,22 +64,22 @@ class Score(ErrorSummary):
     group: str  # what the rows have in common: all, dtype=…, gpu=…, op=…, regime=…
 
 
-def scores(told: Mapping[str, Any], columns: Columns, results: Columns, intervals: bool) -> Iterator[Score]:
+def scores(labels: Mapping[str, Any], columns: Columns, results: Columns, intervals: bool) -> Iterator[Score]:
     """Scores of one predictor's results: over all rows, and by dtype, GPU, regime, and op where there are several."""
     truth = np.asarray(columns["latency_us"], dtype=np.float64)
     names = ("predicted_us", "low_us", "high_us") if intervals else ("predicted_us",)
     for group, rows in _groups(columns, truth).items():
         if rows.any():
-            yield Score.of(truth[rows], *(results[name][rows] for name in names), **told, group=group)
+            yield Score.of(truth[rows], *(results[name][rows] for name in names), **labels, group=group)
 
 
 def _groups(columns: Columns, truth: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
-    found = {"all": np.ones(len(truth), dtype=bool)}
+    result = {"all": np.ones(len(truth), dtype=bool)}
     for name in ("dtype", "gpu", *(["op"] if len(set(columns["op"])) > 1 else [])):
-        words = columns[name].astype(str)
-        found |= {f"{name}={word}": words == word for word in np.unique(words)}
-    found |= {f"regime={name}": (truth >= low) & (truth < high) for name, (low, high) in REGIMES.items()}
-    return found
+        values = columns[name].astype(str)
+        result |= {f"{name}={value}": values == value for value in np.unique(values)}
+    result |= {f"regime={name}": (truth >= low) & (truth < high) for name, (low, high) in REGIMES.items()}
+    return result
 
 
 def read_kept(path: Path, default: Any) -> Any:

@@ -50,15 +50,18 @@ def static_batches(cases: Sequence[ServedCase]) -> list[Compared]:
     for case in cases:
         inputs, outputs = (tuple(int(n) for n in column) for column in zip(*case.requests, strict=True))
         pairs.append((_case(case), Workload(inputs, outputs, chunk=0)))  # read in one pass, as it was measured
-    found = []
+    results = []
     for case, result in zip(cases, infer_many(pairs), strict=True):
         groups = {"gpu": case.gpu, "stack": case.stack, "model": case.model}
-        told = [("total", case.total_s, result.total)]
+        values = [("total", case.total_s, result.total)]
         if case.prefill_s is not None and case.decode_step_mean_s is not None:
-            told += [("prefill", case.prefill_s, result.prefill), ("decode step", case.decode_step_mean_s, result.step)]
-        for what, measured_s, span in told:
-            found.append(Compared(what, measured_s, span.value, groups, span.low, span.high))
-    return found
+            values += [
+                ("prefill", case.prefill_s, result.prefill),
+                ("decode step", case.decode_step_mean_s, result.step),
+            ]
+        for what, measured_s, span in values:
+            results.append(Compared(what, measured_s, span.value, groups, span.low, span.high))
+    return results
 
 
 def _case(case: ServedCase) -> Deployment:

@@ -48,19 +48,19 @@ def figures(root: Path | None) -> dict[str, list[dict[str, Any]]]:
     """Errors of TPOT, and of TTFT with few requests in flight; what was left out and why."""
     apart = split_points(root)
     points, left = closed_loops(serving_points(root), apart)
-    told = [one for one in points if one.what == "TPOT" or one.groups["few"] == "yes"]
+    values = [each for each in points if each.what == "TPOT" or each.groups["few"] == "yes"]
     whole, split = (
-        [one for one in told if (one.groups["kind"] == "disaggregated") == apart] for apart in (False, True)
+        [each for each in values if (each.groups["kind"] == "disaggregated") == apart] for apart in (False, True)
     )
-    found = {"serving_points": by_group(whole)}
-    found |= {f"serving_points_by_{by}": by_group(whole, by) for by in ("kind", "model", "stack", "gpu", "held_out")}
-    found["disaggregated"] = by_group(split)
-    found |= {f"disaggregated_by_{by}": by_group(split, by) for by in ("model", "stack", "gpu", "held_out")}
-    found["disaggregated_static"] = by_group(static_points(apart)[0])
-    answered = {"answered": sum(one.what == "TPOT" for one in whole), **dict(left.most_common())}
-    found["points_answered"] = [{"points": count, "which": reason} for reason, count in answered.items()]
-    found["rows_not_usable"] = [{"rows": count, "rule": rule} for rule, count in left_out(root).items()]
-    return found
+    result = {"serving_points": by_group(whole)}
+    result |= {f"serving_points_by_{by}": by_group(whole, by) for by in ("kind", "model", "stack", "gpu", "held_out")}
+    result["disaggregated"] = by_group(split)
+    result |= {f"disaggregated_by_{by}": by_group(split, by) for by in ("model", "stack", "gpu", "held_out")}
+    result["disaggregated_static"] = by_group(static_points(apart)[0])
+    answered = {"answered": sum(each.what == "TPOT" for each in whole), **dict(left.most_common())}
+    result["points_answered"] = [{"points": count, "which": reason} for reason, count in answered.items()]
+    result["rows_not_usable"] = [{"rows": count, "rule": rule} for rule, count in left_out(root).items()]
+    return result
 
 
 def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (), stacks: Stacks = stack,
@@ -70,8 +70,8 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
     left: Counter[str] = Counter()
     shared, found = tables or step_time_tables(), []
     known: dict[Any, Deployment] = {}
-    asked: list[ServingPoint | SplitPoint] = [*points, *split]
-    for at, point in enumerate(asked):
+    tested: list[ServingPoint | SplitPoint] = [*points, *split]
+    for at, point in enumerate(tested):
         whole = point.decode if isinstance(point, SplitPoint) else point
         try:
             result = simulate(_loop_service(point, stacks, known), _loop(whole), intervals=False, tables=shared)
@@ -100,7 +100,7 @@ def _running(result: Simulation) -> float:
 
 
 def _kind(name: str) -> str:
-    return "dense" if any(word in name for word in ("Llama", "Qwen3-32B")) else "experts"
+    return "dense" if any(part in name for part in ("Llama", "Qwen3-32B")) else "experts"
 
 
 def _loop(point: ServingPoint) -> Load:
@@ -138,11 +138,11 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
         point.experts,
     )
     if key not in known:  # of one object, whose step times are shared
-        found = deployment_of(point)
-        engine = replace(stacks(point.stack), moe_backend=found.stack.moe_backend)
+        result = deployment_of(point)
+        engine = replace(stacks(point.stack), moe_backend=result.stack.moe_backend)
         if apart and point.public:
             engine = replace(engine, sequence_s=engine.sequence_s * _TOLD.get(point.stack, 1.0))
-        known[key] = replace(found, stack=engine)
+        known[key] = replace(result, stack=engine)
     limits: dict[str, Any] = {"chunked_prefill": True}
     place = known[key]
     if point.public and point.stack == "sglang":  # InferenceX's recipes
@@ -168,17 +168,17 @@ _MEAN_LENGTH = 0.9  # of the nominal one, where lengths are drawn from 0.8 to 1
 
 def static_points(points: Iterable[SplitPoint]) -> tuple[list[Compared], Counter[str]]:
     """TPOT of each point with its interval; why others are left out."""
-    found, left = [], Counter[str]()
+    results, left = [], Counter[str]()
     for point in points:
         decode = point.decode
         try:
-            told = static_point(point)
+            values = static_point(point)
         except KernelcastError as error:
             left[str(error).split(";")[0].split(" needs ")[0]] += 1
             continue
         groups = {"gpu": decode.gpu, "stack": decode.stack, "model": decode.model, "id": decode.id}
-        found.append(Compared("TPOT", decode.tpot_s, told.tpot.value, groups, told.tpot.low, told.tpot.high))
-    return found, left
+        results.append(Compared("TPOT", decode.tpot_s, values.tpot.value, groups, values.tpot.low, values.tpot.high))
+    return results, left
 
 
 def static_point(point: SplitPoint) -> Disaggregated:
@@ -217,11 +217,11 @@ def guesses_of(point: ServingPoint, place: Deployment) -> Speculation | None:
 
 def deployment_of(point: ServingPoint) -> Deployment:
     """Where a point was served."""
-    found, place = model(_NAMES.get(point.model, point.model)), gpu(point.gpu)
+    result, gpu_id = model(_NAMES.get(point.model, point.model)), gpu(point.gpu)
     layout = Layout(tp=point.tp, pp=point.pp, dp=point.dp, ep=point.moe_ep or 1)
-    formats = _precision(point, found.name, place.compute_capability)
-    engine = replace(stack(point.stack), moe_backend=_experts_kernel(point, place.compute_capability))
-    return Deployment(found, place, engine, formats, layout)
+    formats = _precision(point, result.name, gpu_id.compute_capability)
+    engine = replace(stack(point.stack), moe_backend=_experts_kernel(point, gpu_id.compute_capability))
+    return Deployment(result, gpu_id, engine, formats, layout)
 
 
 def _experts_kernel(point: ServingPoint, capability: str) -> str:

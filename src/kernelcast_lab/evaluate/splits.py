@@ -84,32 +84,32 @@ def generation_out(columns: Columns, label: str) -> Split:
 
 def of_generation(label: str, gpus: Collection[str]) -> list[str]:
     """Of these GPUs those with a compute capability of this generation."""
-    own = {gpu(name).compute_capability for name in GENERATIONS[label]}
-    return [name for name in gpus if gpu(name).compute_capability in own]
+    arrays = {gpu(name).compute_capability for name in GENERATIONS[label]}
+    return [name for name in gpus if gpu(name).compute_capability in arrays]
 
 
-def among(words: NDArray[Any], wanted: Collection[Any]) -> Mask:
+def among(values: NDArray[Any], wanted: Collection[Any]) -> Mask:
     """Where a column has one of these. Not by ``np.isin``, which would sort millions of kernels' long names."""
     known = set(wanted)
-    return np.fromiter((word in known for word in words), dtype=bool, count=len(words))
+    return np.fromiter((value in known for value in values), dtype=bool, count=len(values))
 
 
-def _each_out(name: str, column: str, words: Sequence[str] | None = None) -> Splitter:
+def _each_out(name: str, column: str, only: Sequence[str] | None = None) -> Splitter:
     """Every row with one word in a column out, a word at a time; default: each that is there."""
 
     def splits(columns: Columns) -> Iterator[Split]:
         place = columns[column].astype(str)
-        for word in np.unique(place) if words is None else words:
-            test = place == word
+        for value in np.unique(place) if only is None else only:
+            test = place == value
             if not test.all():
-                yield Split(name, str(word), ~test, test)
+                yield Split(name, str(value), ~test, test)
 
     return splits
 
 
 def _own_split(columns: Columns) -> Iterator[Split]:
-    kind = columns["split"].astype(str)
-    yield Split("own split", "train -> test", kind == "train", kind == "test")
+    group = columns["split"].astype(str)
+    yield Split("own split", "train -> test", group == "train", group == "test")
 
 
 SPLITS: Mapping[str, Splitter] = {
@@ -122,10 +122,10 @@ SPLITS: Mapping[str, Splitter] = {
 # ---- rows, and the names they are scored under ----
 
 
-def _source(name: str, **words: tuple[str, ...]) -> Rows:
+def _source(name: str, **allowed_values: tuple[str, ...]) -> Rows:
     def rows(columns: Columns) -> Mask:
         keep = columns["source"] == name
-        for column, allowed in words.items():
+        for column, allowed in allowed_values.items():
             keep = keep & np.isin(columns[column].astype(str), allowed)
         return np.asarray(keep, dtype=bool)
 

@@ -78,23 +78,23 @@ def traced_case(case: Case, config: Config) -> Trace:
 
 
 def evaluate(cases: Iterable[MeasuredCase], conditions: Conditions) -> list[Found]:
-    chip = gpu("h200_sxm")
-    times = Times(chip, conditions)
-    found = []
+    target = gpu("h200_sxm")
+    times = Times(target, conditions)
+    results = []
     for case in cases:
         step = run_step(
             traced(case),
-            chip,
+            target,
             conditions,
             tf32=case.case.dtype == "tf32",
             graph=case.case.launch == "graph",
             times=times,
         )
-        found.append(Found(case, step))
-    return found
+        results.append(Found(case, step))
+    return results
 
 
-def case_lines(found: Iterable[Found]) -> list[dict[str, Any]]:
+def case_lines(result: Iterable[Found]) -> list[dict[str, Any]]:
     """A line a case; ``launch_bound``: as measured, ``told``: as predicted."""
     return [
         {
@@ -109,15 +109,15 @@ def case_lines(found: Iterable[Found]) -> list[dict[str, Any]]:
             "told": f.step.launch_bound,
             "covered": f.step.coverage,
         }
-        for f in found
+        for f in result
     ]
 
 
-def summary(found: Sequence[Found]) -> list[dict[str, Any]]:
+def summary(result: Sequence[Found]) -> list[dict[str, Any]]:
     """Mean errors by mode, and in how many cases the binding side was told right."""
-    groups = {"inference": [f for f in found if f.case.case.mode != "training"]}
-    groups |= {mode: [f for f in found if f.case.case.mode == mode] for mode in ("prefill", "decode", "training")}
-    groups |= {"eager": [f for f in found if f.case.case.launch == "eager"], "all": list(found)}
+    groups = {"inference": [f for f in result if f.case.case.mode != "training"]}
+    groups |= {mode: [f for f in result if f.case.case.mode == mode] for mode in ("prefill", "decode", "training")}
+    groups |= {"eager": [f for f in result if f.case.case.launch == "eager"], "all": list(result)}
     return [
         {
             "mode": name,
@@ -133,16 +133,16 @@ def summary(found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def figures(cases: Iterable[MeasuredCase], predictor: str | Predictor) -> dict[str, list[dict[str, Any]]]:
-    found = evaluate(cases, replace(STEP, predictor=predictor))
-    return {"cases": case_lines(found), "summary": summary(found)}
+    compared = evaluate(cases, replace(STEP, predictor=predictor))
+    return {"cases": case_lines(compared), "summary": summary(compared)}
 
 
-def chosen_cases(path: Path, words: Sequence[str] = ()) -> list[MeasuredCase]:
+def chosen_cases(path: Path, only: Sequence[str] = ()) -> list[MeasuredCase]:
     """The measured cases of a file; with ``words``, those whose id holds one of them."""
-    found = [case for case in load_cases(path) if not words or any(word in case.case.id for word in words)]
-    if not found:
-        raise KernelcastError(f"no measured case of {path} holds {' or '.join(words)} in its id")
-    return found
+    result = [case for case in load_cases(path) if not only or any(part in case.case.id for part in only)]
+    if not result:
+        raise KernelcastError(f"no measured case of {path} holds {' or '.join(only)} in its id")
+    return result
 
 
 # ---- Joules of whole models' steps that this project measured, against forecasts: none was seen by the power model's
@@ -177,33 +177,36 @@ class Drawn:
         }  # fmt: skip
 
 
-def energy_cases(path: Path, words: Sequence[str] = ()) -> list[Drawn]:
+def energy_cases(path: Path, only: Sequence[str] = ()) -> list[Drawn]:
     """The measured steps of a file; with ``words``, those whose id holds one of them."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    chip = gpu("h200_sxm")
-    times, found = Times(chip, STEP), []
+    target = gpu("h200_sxm")
+    times, result = Times(target, STEP), []
     for record in records:
-        if record.get("status") != "ok" or (words and not any(word in record["id"] for word in words)):
+        if record.get("status") != "ok" or (only and not any(part in record["id"] for part in only)):
             continue
         case = Case(**{name: record[name] for name in _FIELDS})
         trace = traced_case(case, cut(MODELS[case.model], case.layers))
-        step = run_step(trace, chip, STEP, graph=record["launched"] == "graph", times=times)
-        found.append(Drawn(case, record["seconds_per_call"], record["power_w"], step))
-    if not found:
-        raise KernelcastError(f"no measured step of {path} holds {' or '.join(words)} in its id")
-    return found
+        step = run_step(trace, target, STEP, graph=record["launched"] == "graph", times=times)
+        result.append(Drawn(case, record["seconds_per_call"], record["power_w"], step))
+    if not result:
+        raise KernelcastError(f"no measured step of {path} holds {' or '.join(only)} in its id")
+    return result
 
 
-def energy_figures(found: Iterable[Drawn]) -> dict[str, list[dict[str, Any]]]:
-    lines = [one.line for one in found]
+_ERRORS = ("joules_error", "watts_error", "time_error")
+
+
+def energy_figures(result: Iterable[Drawn]) -> dict[str, list[dict[str, Any]]]:
+    lines = [each.line for each in result]
     groups = sorted({(line["model"], line["mode"]) for line in lines})
     summary = [
         {
-            "model": model, "mode": mode, "steps": len(own),
-            **{name: fmean(abs(line[name]) for line in own) for name in ("joules_error", "watts_error", "time_error")},
-            "inside": 100 * fmean(line["inside"] for line in own),
+            "model": model, "mode": mode, "steps": len(members),
+            **{name: fmean(abs(line[name]) for line in members) for name in _ERRORS},
+            "inside": 100 * fmean(line["inside"] for line in members),
         }
         for model, mode in groups
-        for own in [[line for line in lines if (line["model"], line["mode"]) == (model, mode)]]
+        for members in [[line for line in lines if (line["model"], line["mode"]) == (model, mode)]]
     ]  # fmt: skip
     return {"cases": lines, "summary": summary}

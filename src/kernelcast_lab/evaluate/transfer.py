@@ -119,7 +119,7 @@ def transfer(
     for *_, path in pieces:
         _refuse_other_settings(path, settings)
     for family in families:
-        missing = [(name, path) for own, name, path in pieces if own == family and not path.exists()]
+        missing = [(name, path) for members, name, path in pieces if members == family and not path.exists()]
         columns = columns_of(family) if missing else {}
         for name, path in missing:
             points = score_left_out(columns, family, name, settings, say)
@@ -167,8 +167,8 @@ def score_left_out(
     seen = [find_gpu(name) for name in weights.encoder.vocabulary["gpu"]]
     points: list[TransferPoint] = []
     for place in places:
-        told = {"family": family, "left_out": left_out, "gpu": place.name}
-        points += place.points(base, seen, gpus_out(left_out, gpu_ids()), told, say)
+        labels = {"family": family, "left_out": left_out, "gpu": place.name}
+        points += place.points(base, seen, gpus_out(left_out, gpu_ids()), labels, say)
     return points
 
 
@@ -198,30 +198,30 @@ def _predictor(
     fit = settings.fit_of(family)
     rows = sampled(train, fit.rows, fit.seed)  # of the evidence too: looking at all rows takes longer than the fit
     say(f"{family}, {left_out} left out: a fit on {len(rows):,} rows of {len(set(columns['gpu'][rows]))} GPUs")
-    found = fit_rows(columns, family, rows, fit)
-    return found, Fitted(found)
+    weights = fit_rows(columns, family, rows, fit)
+    return weights, Fitted(weights)
 
 
-def as_catalogued(chip: Gpu, seen: Sequence[Gpu], out: Collection[str]) -> Gpu:
+def as_catalogued(target: Gpu, seen: Sequence[Gpu], out: Collection[str]) -> Gpu:
     """A GPU as its datasheet has it, under an id of its own: what only measuring tells is the mean of the GPUs that the
     fit saw, of all that are not ``out`` where nobody measured those."""
     others = [find_gpu(name) for name in gpu_ids() if name not in out]
-    values = {name: _typical(name, chip, seen) or _typical(name, chip, others) for name in MEASURED}
-    return dataclasses.replace(chip, id=f"{chip.id}_{CATALOGUE}", **values)  # type: ignore[arg-type]
+    values = {name: _typical(name, target, seen) or _typical(name, target, others) for name in MEASURED}
+    return dataclasses.replace(target, id=f"{target.id}_{CATALOGUE}", **values)  # type: ignore[arg-type]
 
 
-def as_measured(chip: Gpu) -> Gpu:
+def as_measured(target: Gpu) -> Gpu:
     """The same numbers under an id of its own: the catalogued one would be known by name."""
-    return dataclasses.replace(chip, id=f"{chip.id}_{SPECS}")
+    return dataclasses.replace(target, id=f"{target.id}_{SPECS}")
 
 
-def _typical(name: str, chip: Gpu, gpus: Sequence[Gpu]) -> float | dict[str, float] | None:
+def _typical(name: str, target: Gpu, gpus: Sequence[Gpu]) -> float | dict[str, float] | None:
     """The mean of a number over the GPUs that have it; of a table by dtype, for what this GPU multiplies."""
-    found = [getattr(one, name) for one in gpus if getattr(one, name)]
-    if not isinstance(getattr(chip, name), Mapping):
-        return float(np.mean(found)) if found else None
-    dtypes = {dtype for table in found for dtype in table if dtype in chip.tensor_flops_per_clk_sm}
-    return {dtype: float(np.mean([table[dtype] for table in found if dtype in table])) for dtype in sorted(dtypes)}
+    result = [getattr(each, name) for each in gpus if getattr(each, name)]
+    if not isinstance(getattr(target, name), Mapping):
+        return float(np.mean(result)) if result else None
+    dtypes = {dtype for table in result for dtype in table if dtype in target.tensor_flops_per_clk_sm}
+    return {dtype: float(np.mean([table[dtype] for table in result if dtype in table])) for dtype in sorted(dtypes)}
 
 
 @dataclass(frozen=True)
@@ -235,13 +235,13 @@ class _Place:
     pool: Mapping[str, Rows]  # rows that may calibrate, by op and format
 
     def points(
-        self, base: Predictor, seen: Sequence[Gpu], out: Collection[str], told: Mapping[str, Any], say: Say
+        self, base: Predictor, seen: Sequence[Gpu], out: Collection[str], labels: Mapping[str, Any], say: Say
     ) -> Iterator[TransferPoint]:
         plain = Conditions(predictor=base)
-        chip = find_gpu(self.name)
-        none = {**told, "calls": 0, "drawn": "", "draw": 0}
-        yield from self._scored(as_catalogued(chip, seen, out), plain, {**none, "knows": CATALOGUE})
-        measured = as_measured(chip)
+        target = find_gpu(self.name)
+        none = {**labels, "calls": 0, "drawn": "", "draw": 0}
+        yield from self._scored(as_catalogued(target, seen, out), plain, {**none, "knows": CATALOGUE})
+        measured = as_measured(target)
         yield from self._scored(measured, plain, {**none, "knows": SPECS})
         draws = [(RANDOM, draw, self.drawn(draw)) for draw in range(self.settings.repeats)]
         for drawn, draw, order in [*draws, (TELLING, 0, self.telling(measured, plain))]:
@@ -254,48 +254,52 @@ class _Place:
                     say(f"{self.name}, {count} calls: {len(bad.messages)} left out: {bad.text()}")
                 conditions = Conditions(predictor=base, calibration=calibration)
                 how = {"knows": CALLS, "calls": count, "drawn": drawn, "draw": draw}
-                yield from self._scored(measured, conditions, {**told, **how})
+                yield from self._scored(measured, conditions, {**labels, **how})
 
     def drawn(self, draw: int) -> dict[str, Rows]:
         """Of each kind, calls in the order in which they are measured: more calls are the same ones and others."""
         most = max(self.settings.counts, default=0)
         rngs = (np.random.default_rng([self.settings.seed, draw, at]) for at in range(len(self.pool)))
         return {
-            kind: rng.choice(rows, min(most, len(rows)), replace=False)
-            for (kind, rows), rng in zip(self.pool.items(), rngs, strict=True)
+            group: rng.choice(rows, min(most, len(rows)), replace=False)
+            for (group, rows), rng in zip(self.pool.items(), rngs, strict=True)
         }
 
-    def telling(self, chip: Gpu, plain: Conditions) -> dict[str, Rows]:
+    def telling(self, target: Gpu, plain: Conditions) -> dict[str, Rows]:
         """Of each kind, those that tell most of the others, the most telling first, as `collect --for-calibration`
         has them."""
         most = max(self.settings.counts, default=0)
-        return {kind: rows[next_calls(self._calls(rows), most, chip, plain).rows] for kind, rows in self.pool.items()}
+        return {
+            group: rows[next_calls(self._calls(rows), most, target, plain).rows] for group, rows in self.pool.items()
+        }
 
     def _calls(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """Without the GPU's name, by which it would be known."""
         return {name: column[rows] for name, column in self.columns.items() if name != "gpu"}
 
-    def _scored(self, chip: Gpu, conditions: Conditions, told: Mapping[str, Any]) -> Iterator[TransferPoint]:
+    def _scored(self, target: Gpu, conditions: Conditions, labels: Mapping[str, Any]) -> Iterator[TransferPoint]:
         calls = self._calls(np.concatenate(list(self.tests.values())))
-        results, bad = predict_columns(calls, chip, conditions)
+        results, bad = predict_columns(calls, target, conditions)
         if bad.messages:
             raise KernelcastError(f"{self.name}: {bad.text()}")
         times = [calls["latency_us"], *(results[name] for name in ("predicted_us", "low_us", "high_us"))]
         start = 0
         for (column, kernels), rows in self.tests.items():
             part = slice(start, start + len(rows))
-            yield TransferPoint.of(*(values[part] for values in times), **told, column=column, kernels=kernels)
+            yield TransferPoint.of(*(values[part] for values in times), **labels, column=column, kernels=kernels)
             start += len(rows)
 
 
 def _place(
     columns: Columns, family: str, name: str, test_shape: Mask, shared: Mask, settings: TransferSettings
 ) -> _Place:
-    own = np.flatnonzero((columns["gpu"] == name) & (columns["source"] == settings.source))
-    kind, column = _kinds(columns, family, own)
-    pool = {str(one): own[(kind == one) & ~test_shape[own]] for one in np.unique(kind[column != ""])}
+    members = np.flatnonzero((columns["gpu"] == name) & (columns["source"] == settings.source))
+    group, column = _kinds(columns, family, members)
+    pool = {str(each): members[(group == each) & ~test_shape[members]] for each in np.unique(group[column != ""])}
     tests = {
-        (label, kernels): sampled(own[(column == label) & (test_shape & which)[own]], settings.test_rows, settings.seed)
+        (label, kernels): sampled(
+            members[(column == label) & (test_shape & which)[members]], settings.test_rows, settings.seed
+        )
         for label in COLUMNS[family]
         for kernels, which in ((SHARED, shared), (NEW, ~shared))
     }
@@ -308,11 +312,13 @@ def _kinds(columns: Columns, family: str, rows: Rows) -> tuple[NDArray[Any], NDA
     op = columns["op"][rows].astype(str)
     if family == "attention":
         op = np.where(np.nan_to_num(columns["page_size"][rows].astype(float)) > 0, "decode", "prefill")
-        kind = np.array([" ".join(map(str, cells)) for cells in zip(op, dtype, columns["kv_dtype"][rows], strict=True)])
+        group = np.array(
+            [" ".join(map(str, cells)) for cells in zip(op, dtype, columns["kv_dtype"][rows], strict=True)]
+        )
     else:
-        kind = np.array([f"{one} {form}" for one, form in zip(op, dtype, strict=True)])
-    word = op if family == "attention" else np.where(op == family, dtype, "")
+        group = np.array([f"{each} {form}" for each, form in zip(op, dtype, strict=True)])
+    value = op if family == "attention" else np.where(op == family, dtype, "")
     column = np.full(len(rows), "", dtype=object)
-    for name, words in COLUMNS[family].items():
-        column[np.isin(word, words)] = name
-    return kind, column
+    for name, values in COLUMNS[family].items():
+        column[np.isin(value, values)] = name
+    return group, column

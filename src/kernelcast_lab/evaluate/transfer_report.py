@@ -79,13 +79,13 @@ def read_pieces(folder: Path) -> list[TransferPoint]:
 
 def made_by(folder: Path) -> str:
     """The settings of the pieces in a folder; where they differ, all of them."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for path in sorted(folder.glob(PIECES)):
         for name, value in read_kept(path, {})["settings"].items():
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            if value is not None and text not in found.setdefault(name, []):
-                found[name].append(text)
-    return "; ".join(f"{name.replace('_', ' ')} {' or '.join(values)}" for name, values in found.items() if values)
+            if value is not None and text not in result.setdefault(name, []):
+                result[name].append(text)
+    return "; ".join(f"{name.replace('_', ' ')} {' or '.join(values)}" for name, values in result.items() if values)
 
 
 def knows(point: TransferPoint) -> str:
@@ -102,7 +102,7 @@ def group_means(points: Sequence[TransferPoint], kernels: str = SHARED) -> Means
         if point.kernels == kernels:
             key = point.left_out, knows(point), point.column
             by.setdefault(key, {}).setdefault(point.gpu, []).append(point)
-    return {key: Mean.of([_over_draws(own) for own in gpus.values()]) for key, gpus in by.items()}
+    return {key: Mean.of([_over_draws(members) for members in gpus.values()]) for key, gpus in by.items()}
 
 
 def _over_draws(points: Sequence[TransferPoint]) -> Mean:
@@ -114,9 +114,9 @@ def overall_means(means: Means) -> Means:
     """Over the GPUs that were left out alone, and over the generations."""
     by: dict[tuple[str, str, str], list[Mean]] = {}
     for (left_out, known, column), mean in means.items():
-        kind = GENERATION if left_out in GENERATIONS else ONE_GPU
-        by.setdefault((kind, known, column), []).append(mean)
-    return {key: Mean.of(found) for key, found in by.items()}
+        group = GENERATION if left_out in GENERATIONS else ONE_GPU
+        by.setdefault((group, known, column), []).append(mean)
+    return {key: Mean.of(result) for key, result in by.items()}
 
 
 def _order(means: Means) -> tuple[list[str], list[str], list[str]]:
@@ -129,7 +129,7 @@ def _order(means: Means) -> tuple[list[str], list[str], list[str]]:
 
 def lines(points: Sequence[TransferPoint]) -> list[dict[str, Any]]:
     """A line for each thing left out and what is known of it: the mean error of every column."""
-    found = []
+    results = []
     groups = group_means(points)
     for means in (overall_means(groups), groups):
         left_out, known, columns = _order(means)
@@ -137,26 +137,26 @@ def lines(points: Sequence[TransferPoint]) -> list[dict[str, Any]]:
             for knowing in known:
                 cells = {c: means[name, knowing, c].mean for c in columns if (name, knowing, c) in means}
                 if cells:
-                    found.append({"left out": name, "knows": knowing, **cells})
-    return found
+                    results.append({"left out": name, "knows": knowing, **cells})
+    return results
 
 
 def as_text(points: Sequence[TransferPoint]) -> str:
     """The same for a terminal of 100 columns: mean errors in percent, the formats by their short names."""
-    found = lines(points)
-    shown = [name for name in COLUMN_NAMES if any(line.get(name) is not None for line in found)]
+    result = lines(points)
+    shown = [name for name in COLUMN_NAMES if any(line.get(name) is not None for line in result)]
     heads = [name.removeprefix("fused ").split()[-1].replace("bf16+fp8", "GEMM").replace("fp8_", "") for name in shown]
-    words = [name for name in found[0] if name not in COLUMN_NAMES] if found else []
-    table = [[*words, *heads]]
-    for line in found:
+    labels = [name for name in result[0] if name not in COLUMN_NAMES] if result else []
+    table = [[*labels, *heads]]
+    for line in result:
         cells = ["–" if line.get(name) is None else f"{line[name]:.1f}" for name in shown]
-        table.append([*(str(line[word]) for word in words), *cells])
+        table.append([*(str(line[label]) for label in labels), *cells])
     widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
-    told = []
+    values = []
     for row in table:
-        cells = [cell.ljust(widths[at]) if at < len(words) else cell.rjust(widths[at]) for at, cell in enumerate(row)]
-        told.append("  ".join(cells).rstrip())
-    return "\n".join(told)
+        cells = [cell.ljust(widths[at]) if at < len(labels) else cell.rjust(widths[at]) for at, cell in enumerate(row)]
+        values.append("  ".join(cells).rstrip())
+    return "\n".join(values)
 
 
 def write_transfer(points: Sequence[TransferPoint], out: Path) -> Path:
@@ -190,9 +190,9 @@ def _told(points: Sequence[TransferPoint]) -> str:
     left_out = _order(group_means(points))[0]
     alone = [name for name in left_out if name not in GENERATIONS]
     whole = [name for name in left_out if name in GENERATIONS]
-    told = [f"{ONE_GPU}: {', '.join(alone)}"] * bool(alone) + [f"{GENERATION}: {', '.join(whole)}"] * bool(whole)
+    message = [f"{ONE_GPU}: {', '.join(alone)}"] * bool(alone) + [f"{GENERATION}: {', '.join(whole)}"] * bool(whole)
     return (
-        f"Left out: {'; '.join(told)}. A mean is over those of them that were measured in the format."
+        f"Left out: {'; '.join(message)}. A mean is over those of them that were measured in the format."
         " In brackets: what we set out to reach."
     )
 
@@ -222,9 +222,9 @@ def _detail(means: Means) -> str:
     rows = []
     for key in ((name, knowing, column) for name in left_out for column in columns for knowing in known):
         if key in means:
-            one = means[key]
-            numbers = [f"{value:.1f}" for value in (one.mean, one.median, one.bias)]
-            rows.append([key[0], key[2], key[1], *numbers, f"{one.coverage:.0%}", f"{one.rows:,}"])
+            each = means[key]
+            numbers = [f"{value:.1f}" for value in (each.mean, each.median, each.bias)]
+            rows.append([key[0], key[2], key[1], *numbers, f"{each.coverage:.0%}", f"{each.rows:,}"])
     return markdown(["left out", "column", "knows", "mean", "median", "bias", "inside 80%", "test calls"], rows)
 
 
@@ -236,8 +236,8 @@ def _plot(means: Means, path: Path) -> None:
     def draw(axes: Any) -> None:
         for axis, column in zip(axes.flat, columns, strict=False):
             for number, name in enumerate(left_out):  # also where it has no point: one legend serves all panels
-                at = [place for place, knowing in enumerate(known) if (name, knowing, column) in means]
-                heights = [means[name, known[place], column].mean for place in at]
+                at = [position for position, knowing in enumerate(known) if (name, knowing, column) in means]
+                heights = [means[name, known[position], column].mean for position in at]
                 style = "o-" if name in GENERATIONS else "s:"
                 axis.plot(at, heights, style, color=f"C{number}", label=name)
             axis.set_xticks(range(len(known)), [name.removesuffix(" calls") for name in known], fontsize=8)

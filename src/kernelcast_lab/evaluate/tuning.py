@@ -67,12 +67,12 @@ def final_times(sweep: Sweep) -> tuple[dict[Config, float], float]:
     if sweep.finals is None:
         return {}, 1.0
     swept = swept_times(sweep)
-    found = swept_times(sweep.finals)
-    best = list(found)[:_BEST]
-    usual = float(np.median([found[c] / swept[c] for c in best[1:]]))
+    result = swept_times(sweep.finals)
+    best = list(result)[:_BEST]
+    usual = float(np.median([result[c] / swept[c] for c in best[1:]]))
     if sweep.kernel == "plain":
-        found[best[0]] = swept[best[0]] * usual
-    return found, usual
+        result[best[0]] = swept[best[0]] * usual
+    return result, usual
 
 
 def swept_times(sweep: Sweep | Timed) -> dict[Config, float]:
@@ -83,16 +83,16 @@ def score(
     sweep: Sweep, chip_id: str = "h200_sxm", top: int = TOP, more: int = 0, conditions: Conditions = DEFAULT
 ) -> ShapeScore:
     """Tune one swept shape, and compare."""
-    chip, problem = gpu(chip_id), problem_of(sweep)
+    target, problem = gpu(chip_id), problem_of(sweep)
     swept = swept_times(sweep)
     configs = list(swept)
-    guess, _, _ = predict_configs(problem, configs, chip, conditions)
+    guess, _, _ = predict_configs(problem, configs, target, conditions)
     truth = np.array(list(swept.values()))
 
     def measure(_: Problem, wanted: Sequence[Config]) -> list[float]:
         return [swept.get(config, np.inf) for config in wanted]
 
-    tuned = tune(problem, chip, measure, top=top, more=more, conditions=conditions)
+    tuned = tune(problem, target, measure, top=top, more=more, conditions=conditions)
     finals, usual = final_times(sweep)
 
     def judged(config: Config) -> float:
@@ -115,7 +115,7 @@ def score(
 
 def summary(scores: Sequence[ShapeScore]) -> dict[str, float]:
     """The figures that targets are set for."""
-    found = {
+    summary_ = {
         "shapes": len(scores),
         "spearman_median": float(np.median([s.spearman for s in scores])),
         "spearman_least": min(s.spearman for s in scores),
@@ -129,12 +129,12 @@ def summary(scores: Sequence[ShapeScore]) -> dict[str, float]:
     for stack in scores[0].speedup:
         gains = np.array([s.speedup[stack] for s in scores])
         gaps = np.array([s.gap[stack] for s in scores])
-        found[f"{stack}_speedup_mean"] = float(np.exp(np.mean(np.log(gains))))
-        found[f"{stack}_speedup_most"] = float(gains.max())
-        found[f"{stack}_slower"] = int(np.sum(gains < 0.995))
-        found[f"{stack}_gap_gain"] = float(np.corrcoef(gaps, gains)[0, 1])
-        found[f"{stack}_gap_gain_ranks"] = float(spearmanr(gaps, gains).statistic)
-    return found
+        summary_[f"{stack}_speedup_mean"] = float(np.exp(np.mean(np.log(gains))))
+        summary_[f"{stack}_speedup_most"] = float(gains.max())
+        summary_[f"{stack}_slower"] = int(np.sum(gains < 0.995))
+        summary_[f"{stack}_gap_gain"] = float(np.corrcoef(gaps, gains)[0, 1])
+        summary_[f"{stack}_gap_gain_ranks"] = float(spearmanr(gaps, gains).statistic)
+    return summary_
 
 
 def kernels_compared(sweeps: Sequence[Sweep]) -> list[dict[str, Any]]:
@@ -148,10 +148,10 @@ def kernels_compared(sweeps: Sequence[Sweep]) -> list[dict[str, Any]]:
             continue
         finals, usual = final_times(sweep)
         default = vllm_default(sweep.tokens, sweep.experts)
-        own = swift_default(sweep.tokens, sweep.experts, sweep.topk) if sweep.kernel == "swift" else default
+        members = swift_default(sweep.tokens, sweep.experts, sweep.topk) if sweep.kernel == "swift" else default
         times_s = {
             "best": min(finals.values()),
-            "rule": finals.get(own, swept_times(sweep)[own] * usual),
+            "rule": finals.get(members, swept_times(sweep)[members] * usual),
             "layer": float(sweep.layers.total_s.min()),
             "layer_default": sweep.layers.of([*vars(default).values()]),
         }
@@ -167,40 +167,40 @@ def swift_over_plain(compared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     rows = []
     for plain_at, swift_at in pairs if compared else ():
         gain = np.array([row[f"plain_{plain_at}_us"] / row[f"swift_{swift_at}_us"] for row in compared])
-        told = {"mean": float(np.exp(np.log(gain).mean())), "least": float(gain.min()), "most": float(gain.max())}
-        rows.append({"swift": swift_at, "plain": plain_at} | told | {"slower": int(np.sum(gain < 0.995))})
+        labels = {"mean": float(np.exp(np.log(gain).mean())), "least": float(gain.min()), "most": float(gain.max())}
+        rows.append({"swift": swift_at, "plain": plain_at} | labels | {"slower": int(np.sum(gain < 0.995))})
     return rows
 
 
-def chosen_sweeps(path: Path, words: Sequence[str] = ()) -> tuple[list[Sweep], str]:
+def chosen_sweeps(path: Path, only: Sequence[str] = ()) -> tuple[list[Sweep], str]:
     """The sweeps of a file, and their GPU; with ``words``, shapes whose name holds one of them."""
     try:
-        found, place = read_sweeps(path), str(about_sweeps(path)["gpu"])
+        result, gpu_id = read_sweeps(path), str(about_sweeps(path)["gpu"])
     except KernelcastError:
         raise
     except (ValueError, KeyError, EOFError, BadZipFile) as error:
         raise KernelcastError(f"{path} holds no swept configs: {error}") from None
-    return [sweep for sweep in found if not words or any(word in sweep.key for word in words)], place
+    return [sweep for sweep in result if not only or any(part in sweep.key for part in only)], gpu_id
 
 
 def figures(
     sweeps: Sequence[Sweep], chip_id: str, top: int = TOP, more: int = 0, conditions: Conditions = DEFAULT
 ) -> dict[str, list[dict[str, Any]]]:
     """Every shape that is tested on, the figures that targets are set for, and the two kernels beside each other."""
-    kinds = {"plain": ("main", "plain"), "swift": ("main", "swift"), "dense": ("dense", "plain")}
+    kernels = {"plain": ("main", "plain"), "swift": ("main", "swift"), "dense": ("dense", "plain")}
     scored = {
-        kind: [score(s, chip_id, top, more, conditions) for s in sweeps if (s.phase, s.kernel) == which]
-        for kind, which in kinds.items()
+        group: [score(s, chip_id, top, more, conditions) for s in sweeps if (s.phase, s.kernel) == which]
+        for group, which in kernels.items()
     }
-    totals = {kind: summary(scored[kind]) for kind in ("plain", "swift") if scored[kind]}
+    totals = {group: summary(scored[group]) for group in ("plain", "swift") if scored[group]}
     compared = kernels_compared(sweeps)
     if compared:
         off = np.array([row["swift_rule_us"] / row["swift_best_us"] - 1 for row in compared])
         totals["swift"] |= {"rule_off_best_mean": float(off.mean()), "rule_off_best_most": float(off.max())}
-    names = dict.fromkeys(name for kind in totals.values() for name in kind)
+    names = dict.fromkeys(name for group in totals.values() for name in group)
     return {
-        "shapes": [{"kernel": kind, **s.line} for kind, scores in scored.items() for s in scores],
-        "summary": [{"figure": name, **{kind: total.get(name) for kind, total in totals.items()}} for name in names],
+        "shapes": [{"kernel": group, **s.line} for group, scores in scored.items() for s in scores],
+        "summary": [{"figure": name, **{group: total.get(name) for group, total in totals.items()}} for name in names],
         "swift_over_plain": swift_over_plain(compared),
         "kernels": compared,
     }

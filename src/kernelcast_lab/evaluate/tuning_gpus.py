@@ -43,9 +43,9 @@ def rank_biserial(time_s: NDArray[np.float64], listed: NDArray[np.bool_]) -> flo
     return float((below - above) / (len(fast) * len(slow)))
 
 
-def known_order(columns: Columns, place: str) -> tuple[Dataset, NDArray[np.bool_], NDArray[np.intp]]:
+def known_order(columns: Columns, gpu_id: str) -> tuple[Dataset, NDArray[np.bool_], NDArray[np.intp]]:
     """Every listed and every other config of some shapes of one GPU; which are listed; the shape of each row."""
-    here = (columns["gpu"] == place) & ~np.isnan(columns["block_m"]) & (columns["source"] == "pipeweave")
+    here = (columns["gpu"] == gpu_id) & ~np.isnan(columns["block_m"]) & (columns["source"] == "pipeweave")
     here &= ~(columns[AT_LEAST] > 0)
     listed = {name: column[here] for name, column in columns.items() if name != AT_LEAST}
     others = slower_rows(listed, len(here))
@@ -58,9 +58,9 @@ def known_order(columns: Columns, place: str) -> tuple[Dataset, NDArray[np.bool_
     return data, is_listed[kept][data.rows], shape[kept][data.rows]
 
 
-def left_out(data: Dataset, place: str) -> FamilyWeights:
+def left_out(data: Dataset, gpu_id: str) -> FamilyWeights:
     """Networks fitted without a GPU and its twins; of nameless ones as many as the shipped weights have."""
-    gone = np.array([twins(str(name), place) for name in data.words["gpu"]])
+    gone = np.array([twins(str(name), gpu_id) for name in data.words["gpu"]])
     fitted = data.select(np.flatnonzero(~gone))
     encoder = encoder_of(fitted)
     settings = changed(recipe("moe_gemm").settings, epochs=_EPOCHS, batch=_BATCH)
@@ -89,8 +89,8 @@ def figures(
         ways = {"named": named, "nameless": nameless, "physics": physics, "both": np.sqrt(nameless * physics)}
         line: dict[str, Any] = {"gpu": place, "shapes": len(np.unique(shape))}
         for name, time_s in ways.items():
-            found = [rank_biserial(time_s[shape == i], listed[shape == i]) for i in np.unique(shape)]
-            line |= {name: float(np.median(found)), f"{name}_lowest_tenth": float(np.quantile(found, 0.1))}
+            result = [rank_biserial(time_s[shape == i], listed[shape == i]) for i in np.unique(shape)]
+            line |= {name: float(np.median(result)), f"{name}_lowest_tenth": float(np.quantile(result, 0.1))}
         lines.append(line)
         say(f"{place}: {line['both']:.3f} by both")
     return {"gpus_left_out": lines}

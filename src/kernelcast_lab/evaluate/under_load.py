@@ -40,16 +40,16 @@ _STATS = {"ttft": ("mean", "p90"), "itl": ("mean",), "e2e": ("mean", "p90")}
 
 def figures(root: Path | None, sources: Sequence[str] = SOURCES) -> dict[str, list[dict[str, Any]]]:
     """Tables of errors, by source."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    result: dict[str, list[dict[str, Any]]] = {}
     if "vllm_h100" in sources:
         runs = vllm_runs(root)
         whole = [run for run in runs if run.groups["stage"] == "all"]
-        found |= {"vllm_h100": by_group(whole), "vllm_h100_by_run": by_group(whole, "run")}
-        found["vllm_h100_second_stage_calibrated_on_the_first"] = by_group(calibrated_runs(root))
+        result |= {"vllm_h100": by_group(whole), "vllm_h100_by_run": by_group(whole, "run")}
+        result["vllm_h100_second_stage_calibrated_on_the_first"] = by_group(calibrated_runs(root))
     if "llmservingsim" in sources:
-        found["llmservingsim"] = by_group(one_by_one(root))
-        found["llmservingsim_calibrated_on_the_first_100"] = by_group(one_by_one(root, calibrate_on=100))
-    return found
+        result["llmservingsim"] = by_group(one_by_one(root))
+        result["llmservingsim_calibrated_on_the_first_100"] = by_group(one_by_one(root, calibrate_on=100))
+    return result
 
 
 def vllm_runs(root: Path | str | None, stacks: Stacks = stack) -> list[Compared]:
@@ -57,14 +57,14 @@ def vllm_runs(root: Path | str | None, stacks: Stacks = stack) -> list[Compared]
     rows: dict[str, list[Row]] = {}
     for row in read_rows(root, "vllm_h100/served"):
         rows.setdefault(row["id"], []).append(row)
-    found = []
+    results = []
     for name, stages in rows.items():
         whole = next(row for row in stages if row["stage"] == -1)
         result = simulate(_vllm_service(whole, stacks), shared_prefix_load(whole))
         run = f"{whole['model'].split('/')[-1]}, {whole['workload']} ({name})"
         for part in stages:
-            found += _run_compared(result, part, None if part["stage"] < 0 else part["stage"], run)
-    return found
+            results += _run_compared(result, part, None if part["stage"] < 0 else part["stage"], run)
+    return results
 
 
 def calibrated_runs(root: Path | str | None) -> list[Compared]:
@@ -72,7 +72,7 @@ def calibrated_runs(root: Path | str | None) -> list[Compared]:
     rows: dict[str, dict[int, Row]] = {}
     for row in read_rows(root, "vllm_h100/served"):
         rows.setdefault(row["id"], {})[row["stage"]] = row
-    found = []
+    results = []
     for name, stages in rows.items():
         if 1 not in stages:
             continue
@@ -82,17 +82,19 @@ def calibrated_runs(root: Path | str | None) -> list[Compared]:
         bench = BenchResult(Path(name), "inference-perf", load, False, {}, stages=(first, {}))
         fitted = calibrate(bench, service, calibration_requests(bench, "stage:0"), tables)
         result = simulate(fitted.service, load, tables=tables)
-        found += _run_compared(result, stages[1], 1, f"{stages[1]['model'].split('/')[-1]} ({name})")
-    return found
+        results += _run_compared(result, stages[1], 1, f"{stages[1]['model'].split('/')[-1]} ({name})")
+    return results
 
 
 def _vllm_service(row: Row, stacks: Stacks) -> Service:
     known = model(_NAMES.get(row["model"]) or str(row["model"]))
     formats = Precision.of(known, "fp8" if row["precision"] == "fp8" else None)
-    place = Deployment(known, gpu(row["gpu"]), stacks("vllm"), formats, Layout(int(row["tp"])))
+    deployment = Deployment(known, gpu(row["gpu"]), stacks("vllm"), formats, Layout(int(row["tp"])))
     limits = {"max_num_seqs": row["max_num_seqs"], "max_num_batched_tokens": row["max_num_batched_tokens"],
               "kv_blocks": row["kv_blocks"], "block_size": row["block_tokens"]}  # fmt: skip
-    return Service(EnginePool(place, engine_settings(place, {key: int(value) for key, value in limits.items()})))
+    return Service(
+        EnginePool(deployment, engine_settings(deployment, {key: int(value) for key, value in limits.items()}))
+    )
 
 
 def shared_prefix_load(row: Row, seed: int = 0) -> Load:
@@ -130,12 +132,12 @@ def one_by_one(root: Path | str | None, stacks: Stacks = stack, calibrate_on: in
         np.array([row[key] for row in rows]) for key in ("arrival_s", "first_token_s", "last_token_s")
     )
     inputs, outputs = (np.array([int(row[key]) for row in rows]) for key in ("input_toks", "output_toks"))
-    place = Deployment(model("llama-3.1-8b"), gpu("rtx_pro_6000_server"), stacks("vllm"))
+    deployment = Deployment(model("llama-3.1-8b"), gpu("rtx_pro_6000_server"), stacks("vllm"))
     # Times are the engine's own: no front end stands before them.
-    place = replace(place, stack=replace(place.stack, request_s=0.0, front_s=0.0, token_s=0.0))
-    limits = {word: engine[word] for word in ("max_num_seqs", "max_num_batched_tokens")}
+    deployment = replace(deployment, stack=replace(deployment.stack, request_s=0.0, front_s=0.0, token_s=0.0))
+    limits = {name: engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
     service, load, tables = (
-        Service(EnginePool(place, engine_settings(place, limits))),
+        Service(EnginePool(deployment, engine_settings(deployment, limits))),
         Load(arrival, inputs, outputs),
         step_time_tables(),
     )
@@ -145,10 +147,10 @@ def one_by_one(root: Path | str | None, stacks: Stacks = stack, calibrate_on: in
         service = calibrate(bench, service, calibration_requests(bench, str(calibrate_on)), tables).service
     runs = SimulatedRuns.of(service, load, tables)
     rest = np.arange(len(load)) >= calibrate_on
-    told = {f"{stat}_{key}_ms": float(of(seconds[rest])) * 1e3 for key, seconds in measured.items()
+    labels = {f"{stat}_{key}_ms": float(of(seconds[rest])) * 1e3 for key, seconds in measured.items()
             for stat, of in (("mean", np.mean), ("p90", lambda values: np.quantile(values, 0.9)))}  # fmt: skip
     return [
         Compared(f"{key.upper()} {stat}", figure.measured / 1e3, figure.predicted / 1e3, {"run": name},
                  (figure.low or 0.0) / 1e3, (figure.high or 0.0) / 1e3)
-        for figure in runs.figures(told, rest) for stat, key, _ in (figure.name.split("_"),)
+        for figure in runs.figures(labels, rest) for stat, key, _ in (figure.name.split("_"),)
     ]  # fmt: skip

@@ -27,18 +27,18 @@ _KIND = ("op", "gpu", "stack", "backend", "dtype", "kv_dtype")
 _LEAST_ERROR = 0.02  # below it a ratio of errors says little
 
 
-def gpu_out(columns: Columns, family: str, place: str, rows: int) -> list[dict[str, Any]]:
+def gpu_out(columns: Columns, family: str, gpu_id: str, rows: int) -> list[dict[str, Any]]:
     """The same on a GPU that a fit on so many rows did not see."""
     from kernelcast_lab.evaluate.run import Evaluation, Fitted
     from kernelcast_lab.fit.fit import fit_rows
 
-    own = np.asarray(columns["gpu"] == place)
-    if not own.any():
-        raise KernelcastError(f"no measured call of {family} on {place}")
-    seen = np.flatnonzero(~own)
+    members = np.asarray(columns["gpu"] == gpu_id)
+    if not members.any():
+        raise KernelcastError(f"no measured call of {family} on {gpu_id}")
+    seen = np.flatnonzero(~members)
     settings = Evaluation(rows=rows).settings_for(family, len(seen))
     conditions = Conditions(predictor=Fitted(fit_rows(columns, family, seen, settings)))
-    return left_out({name: column[own] for name, column in columns.items()}, family, conditions)
+    return left_out({name: column[members] for name, column in columns.items()}, family, conditions)
 
 
 def left_out(columns: Columns, family: str, conditions: Conditions = DEFAULT) -> list[dict[str, Any]]:
@@ -47,13 +47,15 @@ def left_out(columns: Columns, family: str, conditions: Conditions = DEFAULT) ->
     if not len(rows):
         return []
     test = {name: column[rows] for name, column in columns.items()}
-    kinds = _codes(test, [name for name in _KIND if name in test])
+    configurations = _codes(test, [name for name in _KIND if name in test])
     whole = _asked(test, (), conditions)
-    lines = [_line(family, (), whole, whole, test, kinds, weights)]
-    for words in LEFT_OUT:
-        known = [word for word in words if word in test and _given(test[word])]
-        if len(known) == len(words):
-            lines.append(_line(family, words, whole, _asked(test, words, conditions), test, kinds, weights))
+    lines = [_line(family, (), whole, whole, test, configurations, weights)]
+    for parameters in LEFT_OUT:
+        known = [parameter for parameter in parameters if parameter in test and _given(test[parameter])]
+        if len(known) == len(parameters):
+            lines.append(
+                _line(family, parameters, whole, _asked(test, parameters, conditions), test, configurations, weights)
+            )
     return lines
 
 
@@ -65,8 +67,8 @@ def _rows(columns: Columns) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     part = {name: column[rows] for name, column in columns.items()}
     code = _codes(part, [name for name in _KIND if name in part])
     order = np.argsort(code, kind="stable")
-    place = np.arange(len(order)) - np.searchsorted(code[order], code[order])
-    taken = order[place < KIND_ROWS]
+    position = np.arange(len(order)) - np.searchsorted(code[order], code[order])
+    taken = order[position < KIND_ROWS]
     stands_for = np.bincount(code)[code[taken]] / np.bincount(code[taken])[code[taken]]
     sorting = np.argsort(rows[taken])
     return rows[taken][sorting], stands_for[sorting]
@@ -74,34 +76,40 @@ def _rows(columns: Columns) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
 
 def _codes(columns: Columns, names: Sequence[str]) -> NDArray[np.intp]:
     paged = np.nan_to_num(columns["page_size"]) > 0 if "page_size" in columns else np.zeros(len(columns["op"]))
-    joined = [" ".join(map(str, words)) for words in zip(paged, *(columns[name] for name in names), strict=True)]
+    joined = [
+        " ".join(map(str, parameters)) for parameters in zip(paged, *(columns[name] for name in names), strict=True)
+    ]
     return np.unique(joined, return_inverse=True)[1]
 
 
 def _given(column: NDArray[Any]) -> bool:
-    return any(word is not None for word in column) if column.dtype == object else bool((~np.isnan(column)).any())
+    return (
+        any(parameter is not None for parameter in column)
+        if column.dtype == object
+        else bool((~np.isnan(column)).any())
+    )
 
 
-def _asked(test: Columns, words: Sequence[str], conditions: Conditions) -> Columns:
-    asked = {name: column for name, column in test.items() if name not in (*words, *_NOT_ASKED)}
-    found, bad = predict_columns(asked, None, conditions)
+def _asked(test: Columns, parameters: Sequence[str], conditions: Conditions) -> Columns:
+    calls = {name: column for name, column in test.items() if name not in (*parameters, *_NOT_ASKED)}
+    forecast, bad = predict_columns(calls, None, conditions)
     if bad.messages:
         raise KernelcastError(bad.text())
-    return found
+    return forecast
 
 
 def _line(
-    family: str, words: Sequence[str], whole: Columns, found: Columns, test: Columns, kinds: NDArray[np.intp],
-    weights: NDArray[np.float64],
+    family: str, parameters: Sequence[str], whole: Columns, result: Columns, test: Columns,
+    configurations: NDArray[np.intp], weights: NDArray[np.float64],
 ) -> dict[str, Any]:  # fmt: skip
     truth = test["latency_us"]
-    before, after = (np.abs(one["predicted_us"] / truth - 1) for one in (whole, found))
-    sums = [np.bincount(kinds, errors) / np.bincount(kinds) for errors in (before, after)]
+    before, after = (np.abs(each["predicted_us"] / truth - 1) for each in (whole, result))
+    sums = [np.bincount(configurations, errors) / np.bincount(configurations) for errors in (before, after)]
     ratios = sums[1] / np.maximum(sums[0], _LEAST_ERROR)
-    inside = (found["low_us"] <= truth) & (truth <= found["high_us"])
+    inside = (result["low_us"] <= truth) & (truth <= result["high_us"])
     return {
         "family": family,
-        "left_out": " ".join(words) or "nothing",
+        "left_out": " ".join(parameters) or "nothing",
         "calls": len(truth),
         "kinds": len(ratios),
         "error": 100 * float(after.mean()),

@@ -43,12 +43,12 @@ def fit_pipeweave(
     """PipeWeave's network of one family, on the rows of a mask or of row numbers (default: all)."""
     if family == "collective":  # the original has a random forest a GPU there
         raise KernelcastError("PipeWeave's network is for kernels of one GPU: it has no pipe for a link")
-    found, efficiency, words = [], [], []
+    result, efficiency, choices = [], [], []
     for question, latency_s in questions(columns, family, rows):
-        found.append(pipeweave.inputs(question))
-        efficiency.append(found[-1].theoretical_s / latency_s)
-        words.append((words_of(question), len(latency_s)))
-    known, inputs = _encoded(found[0].names, np.concatenate([part.values for part in found]), words)
+        result.append(pipeweave.inputs(question))
+        efficiency.append(result[-1].theoretical_s / latency_s)
+        choices.append((words_of(question), len(latency_s)))
+    known, inputs = _encoded(result[0].names, np.concatenate([part.values for part in result]), choices)
     target = np.clip(np.concatenate(efficiency), pipeweave.LEAST_EFFICIENCY, 1 - pipeweave.LEAST_EFFICIENCY)
     truth = _floats(target)
 
@@ -71,23 +71,23 @@ def fit_neusight(
     """NeuSight's network of one family, on the rows of a mask or of row numbers (default: all)."""
     if family not in neusight.FAMILIES:
         raise KernelcastError(f"NeuSight has no network for {family}: to it, that is memory-bound")
-    tiles, rests, times, words = [], [], [], []
+    tiles, rests, times, choices = [], [], [], []
     for question, latency_s in questions(columns, family, rows):
         tiled, others = neusight.split(question)
         tiles.append([neusight.tiles(phase, question.gpu) for phase in tiled])
         rests.append(sum((bytes_s(phase, question.gpu) for phase in others), start=np.zeros(len(latency_s))))
         times.append(latency_s)
-        words.append(words_of(question))
+        choices.append(words_of(question))
     depth = max(map(len, tiles))
-    for found in tiles:  # an op with fewer kernels repeats its last one with nothing to do
-        found += [replace(found[-1], roofline_s=np.zeros_like(found[-1].roofline_s))] * (depth - len(found))
+    for result in tiles:  # an op with fewer kernels repeats its last one with nothing to do
+        result += [replace(result[-1], roofline_s=np.zeros_like(result[-1].roofline_s))] * (depth - len(result))
 
     def each(name: str) -> NDArray[Any]:
         """(calls, kernels, …) of one field of the tiles."""
-        return np.concatenate([np.stack([getattr(tile, name) for tile in found], axis=1) for found in tiles])
+        return np.concatenate([np.stack([getattr(tile, name) for tile in result], axis=1) for result in tiles])
 
     # One row a kernel: a call of several has as many, and its time is their sum.
-    counted = [(word, depth * len(latency_s)) for word, latency_s in zip(words, times, strict=True)]
+    counted = [(choice, depth * len(latency_s)) for choice, latency_s in zip(choices, times, strict=True)]
     known, inputs = _encoded(neusight.NAMES, each("values").reshape(-1, len(neusight.NAMES)), counted)
     waves, tile_s = _floats(each("waves")), _floats(each("roofline_s"))
     rest, truth = _floats(np.concatenate(rests)), _floats(np.concatenate(times))
@@ -118,11 +118,12 @@ def questions(columns: Columns, family: str, rows: Rows | None) -> Iterator[tupl
         yield question, np.asarray(part["latency_us"][at], dtype=np.float64) * 1e-6
 
 
-def _encoded(names: tuple[str, ...], values: Floats, words: Words) -> tuple[Encoder, Floats]:
+def _encoded(names: tuple[str, ...], values: Floats, choices: Words) -> tuple[Encoder, Floats]:
     """All rows as the network sees them, standardised numbers and one-hot words."""
-    named = dict.fromkeys(name for word, _ in words for name in word)
+    named = dict.fromkeys(name for choice, _ in choices for name in choice)
     columns = {
-        name: np.concatenate([np.full(count, word.get(name), dtype=object) for word, count in words]) for name in named
+        name: np.concatenate([np.full(count, choice.get(name), dtype=object) for choice, count in choices])
+        for name in named
     }
     known = encoder(names, values, values.std(axis=0, dtype=np.float64), columns)
     inputs = np.zeros((len(values), known.width + 1), dtype=np.float32)

@@ -58,8 +58,8 @@ class Dataset:
 
     def select(self, keep: NDArray[Any]) -> Dataset:
         """The rows of a mask or of row numbers."""
-        words = {name: column[keep] for name, column in self.words.items()}
-        return replace(self, words=words, **{name: getattr(self, name)[keep] for name in ("values", *_TIMES)})
+        choices = {name: column[keep] for name, column in self.words.items()}
+        return replace(self, words=choices, **{name: getattr(self, name)[keep] for name in ("values", *_TIMES)})
 
 
 def build(columns: Columns, family: str, workers: int = 1) -> Dataset:
@@ -78,13 +78,13 @@ def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[t
     """What a predictor is asked of the calls of a family, in groups that agree in all words; and their rows."""
     bad = BadRows()
     rotations = rotations_of(columns)  # what L2 kept may change which tile is best
-    for kernel, place, rows, calls in grouped(columns, None, bad):
+    for kernel, target, rows, calls in grouped(columns, None, bad):
         if kernel.family != family:
             continue
         for start in range(0, len(rows), _CHUNK_CALLS):
             at = rows[start : start + _CHUNK_CALLS]
             yield (
-                predictor_input(kernel, calls.part(start, start + _CHUNK_CALLS), place, rotations.part(at), answering),
+                predictor_input(kernel, calls.part(start, start + _CHUNK_CALLS), target, rotations.part(at), answering),
                 at,
             )
     if bad.messages:
@@ -94,15 +94,15 @@ def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[t
 def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset:
     parts = []
     for question, at in questions(columns, family, Learned()):
-        words = {**question.choices, "gpu": question.gpu.id}
-        found = question.features
+        choices = {**question.choices, "gpu": question.gpu.id}
+        result = question.features
         part = Dataset(
             family=family,
-            names=found.names,
-            values=found.values,
-            words={name: np.full(len(at), word, dtype=object) for name, word in words.items()},
-            estimate_s=found.estimate_s,
-            bound_s=found.bound_s,
+            names=result.names,
+            values=result.values,
+            words={name: np.full(len(at), choice, dtype=object) for name, choice in choices.items()},
+            estimate_s=result.estimate_s,
+            bound_s=result.bound_s,
             latency_s=np.asarray(columns["latency_us"][at], dtype=np.float64) * 1e-6,
             rows=numbered[at],
             at_least=columns[AT_LEAST][at] > 0 if AT_LEAST in columns else np.zeros(len(at), dtype=bool),
@@ -116,21 +116,21 @@ def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset
 
 def _shared(question: PredictorInput) -> NDArray[Any]:
     """Who shares the errors of each call."""
-    found = np.empty(question.calls.count, dtype=object)
-    for rows, words in configurations_of(question.kernel, question.calls):
-        full = {**question.kernel.with_defaults(words, question.gpu), "op": question.kernel.op}
-        found[slice(None) if rows is None else rows] = "\t".join(sharers(full))
-    return found
+    result = np.empty(question.calls.count, dtype=object)
+    for rows, choices in configurations_of(question.kernel, question.calls):
+        full = {**question.kernel.with_defaults(choices, question.gpu), "op": question.kernel.op}
+        result[slice(None) if rows is None else rows] = "\t".join(sharers(full))
+    return result
 
 
 def _join(parts: list[Dataset]) -> Dataset:
     """Rows of all parts; a feature or word that an op lacks is 0 or None there."""
     names = tuple(dict.fromkeys(name for part in parts for name in part.names))
-    words = dict.fromkeys(name for part in parts for name in part.words)
+    choices = dict.fromkeys(name for part in parts for name in part.words)
     return Dataset(
         family=parts[0].family,
         names=names,
         values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
-        words={name: np.concatenate([part.word(name) for part in parts]) for name in words},
+        words={name: np.concatenate([part.word(name) for part in parts]) for name in choices},
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _TIMES},
     )

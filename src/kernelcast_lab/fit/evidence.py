@@ -71,8 +71,8 @@ def repeated_columns(roots: Roots, family: str) -> Columns | None:
     ops = sorted(op for op, cls in REGISTRY.items() if cls.family == family)
     folders = [root_path(root) for root in (roots if isinstance(roots, Sequence) else [roots])]
     names = [(folder, name) for folder in folders for name in tables(folder) if name.endswith(AGAIN)]
-    found = merged([read(folder, name, ops=ops) for folder, name in names]).columns if names else {}
-    return found if found and len(found["op"]) else None
+    repeated = merged([read(folder, name, ops=ops) for folder, name in names]).columns if names else {}
+    return repeated if repeated and len(repeated["op"]) else None
 
 
 def evidence_of(
@@ -85,24 +85,27 @@ def evidence_of(
 ) -> Evidence:
     """Kinds, scores, widths and steps of a family. ``folds``: the one that each main network did not see; ``again``:
     calls that were measured a second time, elsewhere, which intervals should hold too."""
-    kinds = _kinds(columns, family)
-    bare = Evidence(tuple(_with_models(columns, kinds)))
+    configurations = _kinds(columns, family)
+    bare = Evidence(tuple(_with_models(columns, configurations)))
     asking = _Asking(columns, replace(weights, evidence=bare))
     fold, measured = shape_fold(columns), _measured(columns)
-    pairs = list(zip(kinds, bare.entries, strict=True))
-    left = [_left_out(asking, kind, entry, fold, measured, folds) for kind, entry in pairs]
+    pairs = list(zip(configurations, bare.entries, strict=True))
+    left = [_left_out(asking, configuration, entry, fold, measured, folds) for configuration, entry in pairs]
     widths = _widths(bare.entries, left)
     if again is not None:
-        widths = _wide_elsewhere(again, family, asking.weights, kinds, bare.entries, folds, widths)
+        widths = _wide_elsewhere(again, family, asking.weights, configurations, bare.entries, folds, widths)
     entries = tuple(replace(entry, width=width) for entry, width in zip(bare.entries, widths, strict=True))
-    tried = [rows[np.isin(fold[rows], folds or (1, 2)) & measured[rows]] for rows in map(_all, kinds)]
-    steps = _steps(asking, kinds, entries, [_some(rows, _STEP_ROWS) for rows in tried], report)
-    scored = tuple(_scored(asking, kind, entry, fold, measured) for kind, entry in zip(kinds, entries, strict=True))
+    tried = [rows[np.isin(fold[rows], folds or (1, 2)) & measured[rows]] for rows in map(_all, configurations)]
+    steps = _steps(asking, configurations, entries, [_some(rows, _STEP_ROWS) for rows in tried], report)
+    scored = tuple(
+        _scored(asking, configuration, entry, fold, measured)
+        for configuration, entry in zip(configurations, entries, strict=True)
+    )
     return Evidence(scored, steps)
 
 
-def _all(kind: _Kind) -> Rows:
-    return np.concatenate(kind.rows)
+def _all(configuration: _Kind) -> Rows:
+    return np.concatenate(configuration.rows)
 
 
 def _measured(columns: Columns) -> NDArray[np.bool_]:
@@ -111,33 +114,41 @@ def _measured(columns: Columns) -> NDArray[np.bool_]:
 
 
 def _kinds(columns: Columns, family: str) -> list[_Kind]:
-    found: dict[tuple[Any, ...], _Kind] = {}
+    result: dict[tuple[Any, ...], _Kind] = {}
     bad = BadRows()
-    for kernel, place, rows, calls in grouped(columns, None, bad):
+    for kernel, target, rows, calls in grouped(columns, None, bad):
         if kernel.family != family:
             continue
-        for own, words in configurations_of(kernel, calls):
-            usual = kernel.with_defaults(words, place)
-            at = rows if own is None else rows[own]
-            key = (kernel.op, place.id, *sorted((n, str(w)) for n, w in usual.items()))
-            kind = found.setdefault(key, _Kind(kernel, place, usual, dict(calls.choices)))
-            if len(at) > kind.most:
-                kind.heard, kind.most = dict(calls.choices), len(at)
-            kind.rows.append(at)
+        for members, choices in configurations_of(kernel, calls):
+            usual = kernel.with_defaults(choices, target)
+            at = rows if members is None else rows[members]
+            key = (kernel.op, target.id, *sorted((n, str(w)) for n, w in usual.items()))
+            configuration = result.setdefault(key, _Kind(kernel, target, usual, dict(calls.choices)))
+            if len(at) > configuration.most:
+                configuration.heard, configuration.most = dict(calls.choices), len(at)
+            configuration.rows.append(at)
     if bad.messages:
         raise KernelcastError(bad.text())
-    return [found[key] for key in sorted(found)]
+    return [result[key] for key in sorted(result)]
 
 
-def _entry(columns: Columns, kind: _Kind) -> MeasuredConfiguration:
-    rows = _all(kind)
-    calls = _calls(columns, kind, rows)
-    sizes = {name: column[~np.isnan(column)] for name, column in kind.kernel.sizes(calls).items()}
+def _entry(columns: Columns, configuration: _Kind) -> MeasuredConfiguration:
+    rows = _all(configuration)
+    calls = _calls(columns, configuration, rows)
+    sizes = {name: column[~np.isnan(column)] for name, column in configuration.kernel.sizes(calls).items()}
     ranges = {name: (float(column.min()), float(column.max())) for name, column in sizes.items() if len(column)}
     sources = tuple(sorted({str(name) for name in columns["source"][rows]}))
-    faster = _faster_doubled(kind.kernel, calls, np.asarray(columns["latency_us"][rows], dtype=np.float64))
+    faster = _faster_doubled(configuration.kernel, calls, np.asarray(columns["latency_us"][rows], dtype=np.float64))
     return MeasuredConfiguration(
-        kind.kernel.op, kind.place.id, kind.words, kind.heard, len(rows), ranges, (), sources, faster_doubled=faster
+        configuration.kernel.op,
+        configuration.place.id,
+        configuration.words,
+        configuration.heard,
+        len(rows),
+        ranges,
+        (),
+        sources,
+        faster_doubled=faster,
     )
 
 
@@ -148,47 +159,47 @@ def _faster_doubled(kernel: type[Kernel], calls: Calls, latency: NDArray[np.floa
     sizes = {name: np.nan_to_num(column) for name, column in kernel.sizes(calls).items()}
     grows = sizes.pop(kernel.batch_parameter)
     rest = np.unique(np.stack(list(sizes.values()), axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    place = {key: at for at, key in enumerate(zip(rest.tolist(), grows.tolist(), strict=True))}
-    pairs = [(at, place[group, 2 * size]) for (group, size), at in place.items() if (group, 2 * size) in place]
+    position = {key: at for at, key in enumerate(zip(rest.tolist(), grows.tolist(), strict=True))}
+    pairs = [(at, position[group, 2 * size]) for (group, size), at in position.items() if (group, 2 * size) in position]
     if not pairs:
         return {}
     first, second = np.array(pairs).T
     octave, faster = np.floor(np.log2(grows[first])), latency[second] < _FASTER * latency[first]
-    found = {}
+    result = {}
     for power in np.unique(octave):
-        own = faster[octave == power]
-        if len(own) >= _LEAST_PAIRS:
-            found[str(int(2**power))] = round(float(own.mean()), 4)
-    return found
+        members = faster[octave == power]
+        if len(members) >= _LEAST_PAIRS:
+            result[str(int(2**power))] = round(float(members.mean()), 4)
+    return result
 
 
-def _with_models(columns: Columns, kinds: Sequence[_Kind]) -> Iterator[MeasuredConfiguration]:
+def _with_models(columns: Columns, configurations: Sequence[_Kind]) -> Iterator[MeasuredConfiguration]:
     """Entries; where several backends were measured, with the sizes of models by which an engine chose."""
     alike: dict[tuple[Any, ...], int] = {}
     keys = []
-    for kind in kinds:
-        rest = {name: word for name, word in kind.words.items() if name not in ("backend", "paged")}
-        keys.append((kind.kernel.op, kind.place.id, *sorted((n, str(w)) for n, w in rest.items())))
+    for configuration in configurations:
+        rest = {name: choice for name, choice in configuration.words.items() if name not in ("backend", "paged")}
+        keys.append((configuration.kernel.op, configuration.place.id, *sorted((n, str(w)) for n, w in rest.items())))
         alike[keys[-1]] = alike.get(keys[-1], 0) + 1
-    for kind, key in zip(kinds, keys, strict=True):
-        entry, names = _entry(columns, kind), kind.kernel.model_sizes
+    for configuration, key in zip(configurations, keys, strict=True):
+        entry, names = _entry(columns, configuration), configuration.kernel.model_sizes
         if alike[key] > 1 and names:
-            sizes = kind.kernel.sizes(_calls(columns, kind, _all(kind)))
-            found = np.unique(np.nan_to_num(np.stack([sizes[name] for name in names], axis=1)), axis=0)
-            if len(found) <= _MOST_MODELS:
-                entry = replace(entry, models=tuple(tuple(map(float, one)) for one in found))
+            sizes = configuration.kernel.sizes(_calls(columns, configuration, _all(configuration)))
+            result = np.unique(np.nan_to_num(np.stack([sizes[name] for name in names], axis=1)), axis=0)
+            if len(result) <= _MOST_MODELS:
+                entry = replace(entry, models=tuple(tuple(map(float, each)) for each in result))
         yield entry
 
 
-def _calls(columns: Columns, kind: _Kind, rows: Rows) -> Calls:
+def _calls(columns: Columns, configuration: _Kind, rows: Rows) -> Calls:
     """Those rows as one kind's calls, in the words that the networks hear."""
     part = {name: column[rows] for name, column in columns.items()}
     groups = list(grouped(part, None, BadRows()))
     order = np.argsort(np.concatenate([at for _, _, at, _ in groups]))
     numbers = {name: np.concatenate([calls[name] for _, _, _, calls in groups])[order] for name in groups[0][3].numbers}
     lists = {name: Ragged.joined([g[3].lists[name] for g in groups]).take(order) for name in groups[0][3].lists}
-    return kind.kernel.with_choices(
-        Calls(len(rows), numbers, groups[0][3].choices, lists), {**kind.words, **kind.heard}
+    return configuration.kernel.with_choices(
+        Calls(len(rows), numbers, groups[0][3].choices, lists), {**configuration.words, **configuration.heard}
     )
 
 
@@ -207,32 +218,36 @@ class _Asking:
     def rotations(self) -> Rotation:
         return rotations_of(self.columns)
 
-    def told(self, kind: _Kind, rows: Rows, match: EvidenceMatch, nets: tuple[Layers, ...] | None = None) -> Any:
+    def told(
+        self, configuration: _Kind, rows: Rows, match: EvidenceMatch, nets: tuple[Layers, ...] | None = None
+    ) -> Any:
         """(estimate, measured seconds) of these rows."""
         weights = replace(self.weights, main=nets) if nets else self.weights
         rotations = self.rotations.part(rows)
-        calls = _calls(self.columns, kind, rows)
-        question = predictor_input(kind.kernel, calls, kind.place, rotations, Learned(), match=match)
+        calls = _calls(self.columns, configuration, rows)
+        question = predictor_input(configuration.kernel, calls, configuration.place, rotations, Learned(), match=match)
         truth = np.maximum(np.asarray(self.columns["latency_us"][rows], dtype=np.float64) * 1e-6, question.bound_s)
         return weights.estimate(question), truth
 
 
 def _left_out(
     asking: _Asking,
-    kind: _Kind,
+    configuration: _Kind,
     entry: MeasuredConfiguration,
     fold: NDArray[Any],
     measured: NDArray[Any],
     folds: Sequence[int],
 ) -> NDArray[np.float64]:
     """How many times the interval as learned each row needs, that the network asked has not seen."""
-    rows, ratios = _all(kind), [np.zeros(0)]
-    for number, own in enumerate(folds):
-        at = _some(rows[(fold[rows] == own) & measured[rows]], _MOST_ROWS)
+    rows, ratios = _all(configuration), [np.zeros(0)]
+    for number, members in enumerate(folds):
+        at = _some(rows[(fold[rows] == members) & measured[rows]], _MOST_ROWS)
         if len(at):
-            said, truth = asking.told(kind, at, EvidenceMatch(kind.words, entry=entry), (asking.weights.main[number],))
-            over, under = np.log(truth / said.time_s), np.log(said.time_s / truth)
-            tight = np.log(said.high_s / said.time_s), np.log(said.time_s / said.low_s)
+            predicted, truth = asking.told(
+                configuration, at, EvidenceMatch(configuration.words, entry=entry), (asking.weights.main[number],)
+            )
+            over, under = np.log(truth / predicted.time_s), np.log(predicted.time_s / truth)
+            tight = np.log(predicted.high_s / predicted.time_s), np.log(predicted.time_s / predicted.low_s)
             ratios.append(np.maximum(over / np.maximum(tight[0], 1e-4), under / np.maximum(tight[1], 1e-4)))
     return np.concatenate(ratios)
 
@@ -240,106 +255,111 @@ def _left_out(
 def _widths(entries: Sequence[MeasuredConfiguration], ratios: Sequence[NDArray[np.float64]]) -> list[float]:
     """The ratio that four in five stay below: the kind's own, drawn to its op's where there are few rows."""
     by_op: dict[str, list[NDArray[np.float64]]] = {}
-    for entry, own in zip(entries, ratios, strict=True):
-        by_op.setdefault(entry.op, []).append(own)
+    for entry, members in zip(entries, ratios, strict=True):
+        by_op.setdefault(entry.op, []).append(members)
     whole = np.concatenate(list(ratios))
     widths = []
-    for entry, own in zip(entries, ratios, strict=True):
+    for entry, members in zip(entries, ratios, strict=True):
         alike = np.concatenate(by_op[entry.op])
         alike = alike if len(alike) >= _LEAST_ROWS else whole
         usual = float(np.quantile(alike, INSIDE)) if len(alike) else 1.0
-        weight = len(own) / (len(own) + _PRIOR_ROWS)
-        found = weight * float(np.quantile(own, INSIDE)) + (1 - weight) * usual if len(own) else usual
-        widths.append(round(max(found, _LEAST_WIDTH), 3))
+        weight = len(members) / (len(members) + _PRIOR_ROWS)
+        result = weight * float(np.quantile(members, INSIDE)) + (1 - weight) * usual if len(members) else usual
+        widths.append(round(max(result, _LEAST_WIDTH), 3))
     return widths
 
 
 def _wide_elsewhere(
-    again: Columns, family: str, weights: FamilyWeights, kinds: Sequence[_Kind],
+    again: Columns, family: str, weights: FamilyWeights, configurations: Sequence[_Kind],
     entries: Sequence[MeasuredConfiguration], folds: Sequence[int], widths: Sequence[float],
 ) -> list[float]:  # fmt: skip
     """Widths that hold on a second machine too, where it repeated enough calls that a network had not seen."""
     asking, fold = _Asking(again, weights), shape_fold(again)
-    elsewhere = {(kind.kernel.op, kind.place.id, str(kind.words)): kind for kind in _kinds(again, family)}
+    elsewhere = {
+        (configuration.kernel.op, configuration.place.id, str(configuration.words)): configuration
+        for configuration in _kinds(again, family)
+    }
     ratios: dict[int, NDArray[np.float64]] = {}
-    for at, (kind, entry) in enumerate(zip(kinds, entries, strict=True)):
-        second = elsewhere.get((kind.kernel.op, kind.place.id, str(kind.words)))
+    for at, (configuration, entry) in enumerate(zip(configurations, entries, strict=True)):
+        second = elsewhere.get((configuration.kernel.op, configuration.place.id, str(configuration.words)))
         if second is not None:
             ratios[at] = _left_out(asking, second, entry, fold, np.ones(len(fold), dtype=bool), folds)
-    found = list(widths)
-    for at, own in ratios.items():
+    result = list(widths)
+    for at, members in ratios.items():
         alike = [other for number, other in ratios.items() if entries[number].op == entries[at].op]
-        enough = own if len(own) >= _LEAST_ROWS else np.concatenate(alike)
+        enough = members if len(members) >= _LEAST_ROWS else np.concatenate(alike)
         if len(enough) >= _LEAST_ROWS:
-            found[at] = max(found[at], round(float(np.quantile(enough, INSIDE)), 3))
-    return found
+            result[at] = max(result[at], round(float(np.quantile(enough, INSIDE)), 3))
+    return result
 
 
 def _scored(
-    asking: _Asking, kind: _Kind, entry: MeasuredConfiguration, fold: NDArray[Any], measured: NDArray[Any]
+    asking: _Asking, configuration: _Kind, entry: MeasuredConfiguration, fold: NDArray[Any], measured: NDArray[Any]
 ) -> MeasuredConfiguration:
     """The error on shapes that no network saw."""
-    rows = _all(kind)
+    rows = _all(configuration)
     rows = _some(rows[(fold[rows] == TEST_FOLD) & measured[rows]], _MOST_ROWS)
     if not len(rows):
         return entry
-    said, truth = asking.told(kind, rows, EvidenceMatch(kind.words, entry=entry))
-    off = said.time_s / truth - 1
-    inside = (said.low_s <= truth) & (truth <= said.high_s)
+    predicted, truth = asking.told(configuration, rows, EvidenceMatch(configuration.words, entry=entry))
+    off = predicted.time_s / truth - 1
+    inside = (predicted.low_s <= truth) & (truth <= predicted.high_s)
     error, bias, inside = (round(float(np.mean(x)), 4) for x in (np.abs(off), off, inside))
     return replace(entry, tested=len(rows), error=error, bias=bias, inside=inside)
 
 
 def _steps(
     asking: _Asking,
-    kinds: Sequence[_Kind],
+    configurations: Sequence[_Kind],
     entries: Sequence[MeasuredConfiguration],
     rows: Sequence[Rows],
     report: Report | None,
 ) -> dict[str, Substitution]:
     """What it costs to take one word for another: each kind asked about as each that is one word away."""
     residuals: dict[str, list[NDArray[np.float64]]] = {}
-    for number, (kind, own) in enumerate(zip(kinds, rows, strict=True)):
+    for number, (configuration, members) in enumerate(zip(configurations, rows, strict=True)):
         if report:
-            report(number + 1, len(kinds), "steps")
-        if len(own) < 5:
+            report(number + 1, len(configurations), "steps")
+        if len(members) < 5:
             continue
         for entry in entries:
-            change = _one_word(kind, entry)
+            change = _one_word(configuration, entry)
             if change is None:
                 continue
-            said, truth = asking.told(kind, own, EvidenceMatch(kind.words, entry=entry, substituted=(change,)))
-            word, asked, answered = change
-            left = np.log(truth / said.time_s)
-            pooled = [word, f"{word}, {kind.words['dtype']}"] if EAGER not in (asked, answered) else []
-            for name in (f"{word} {asked} {answered}", *pooled):
+            predicted, truth = asking.told(
+                configuration, members, EvidenceMatch(configuration.words, entry=entry, substituted=(change,))
+            )
+            choice, tested, answered = change
+            left = np.log(truth / predicted.time_s)
+            pooled = [choice, f"{choice}, {configuration.words['dtype']}"] if EAGER not in (tested, answered) else []
+            for name in (f"{choice} {tested} {answered}", *pooled):
                 residuals.setdefault(name, []).append(left)
-    return {name: _step(found, shifted=name.count(" ") == 2) for name, found in sorted(residuals.items())}
+    return {name: _step(result, shifted=name.count(" ") == 2) for name, result in sorted(residuals.items())}
 
 
-def _one_word(kind: _Kind, entry: MeasuredConfiguration) -> tuple[str, str | None, str | None] | None:
+def _one_word(configuration: _Kind, entry: MeasuredConfiguration) -> tuple[str, str | None, str | None] | None:
     """The word, and its two values, that alone lies between the two; None where there are none or more."""
-    if kind.kernel.op != entry.op:
+    if configuration.kernel.op != entry.op:
         return None
-    own: Configuration = {**kind.words, "gpu": kind.place.id}
+    members: Configuration = {**configuration.words, "gpu": configuration.place.id}
     other: Configuration = {**entry.configuration, "gpu": entry.gpu}
-    apart = [name for name in own if own[name] != other.get(name)]
+    apart = [name for name in members if members[name] != other.get(name)]
     if len(apart) != 1 or apart[0] in FIXED:
         return None
-    return apart[0], own[apart[0]], other[apart[0]]
+    return apart[0], members[apart[0]], other[apart[0]]
 
 
-def _step(found: Sequence[NDArray[np.float64]], *, shifted: bool) -> Substitution:
+def _step(result: Sequence[NDArray[np.float64]], *, shifted: bool) -> Substitution:
     """From residuals by kind. A median of other kinds corrects an answer only where there are two or more."""
-    medians = np.array([np.median(one) for one in found])
-    shift = float(np.median(medians)) if shifted and len(found) > 1 else 0.0
-    others = [float(np.median(np.delete(medians, at))) if shift else 0.0 for at in range(len(found))]
-    left = np.concatenate([one - other for one, other in zip(found, others, strict=True)])
+    medians = np.array([np.median(each) for each in result])
+    shift = float(np.median(medians)) if shifted and len(result) > 1 else 0.0
+    others = [float(np.median(np.delete(medians, at))) if shift else 0.0 for at in range(len(result))]
+    left = np.concatenate([each - other for each, other in zip(result, others, strict=True)])
     low, high = np.quantile(left, [0.1, 0.9] if shifted else [_POOLED, 1 - _POOLED])
     return Substitution(
         shift=round(shift, 4),
         low=round(max(0.0, -float(low)), 4),
         high=round(max(0.0, float(high)), 4),
         error=round(float(np.mean(np.abs(np.expm1(-left)))), 4),
-        configurations=len(found),
+        configurations=len(result),
     )

@@ -28,10 +28,10 @@ def family_rows(roots: Roots, family: str, data: Data | None = None, sample: flo
     """Every measured row of a family that its recipe does not leave out, from every table of one folder or several."""
     data = data or recipe(family).data
     ops = sorted(op for op, cls in REGISTRY.items() if cls.family == family)
-    found = merged(read_all(root, ops=ops, where=_wanted(data), sample=sample) for root in folders_of(roots))
-    if not len(found) or not data.sources:
-        return found
-    return found.select(np.isin(found.columns["source"].astype(str), data.sources))
+    result = merged(read_all(root, ops=ops, where=_wanted(data), sample=sample) for root in folders_of(roots))
+    if not len(result) or not data.sources:
+        return result
+    return result.select(np.isin(result.columns["source"].astype(str), data.sources))
 
 
 def _wanted(data: Data) -> str | None:
@@ -41,8 +41,8 @@ def _wanted(data: Data) -> str | None:
 
 def family_columns(roots: Roots, family: str, sample: float | None = None, data: Data | None = None) -> Columns:
     """The same without what no fit looks at."""
-    found = family_rows(roots, family, data, sample).columns
-    return {name: column for name, column in found.items() if name not in _NOT_FITTED}
+    measured = family_rows(roots, family, data, sample).columns
+    return {name: column for name, column in measured.items() if name not in _NOT_FITTED}
 
 
 def folders_of(roots: Roots) -> list[Path]:
@@ -61,9 +61,9 @@ def may_be_fitted(columns: Mapping[str, NDArray[Any]], data: Data) -> NDArray[np
 def fitted_columns(roots: Roots, family: str, sample: float | None = None, data: Data | None = None) -> Columns:
     """What weights that ship are fitted on: no test split of NeuSight, and long event-timed calls as kernels too."""
     data = data or recipe(family).data
-    found = family_columns(roots, family, sample, data)
-    keep = may_be_fitted(found, data)
-    kept = {name: column[keep] for name, column in found.items()}
+    measured = family_columns(roots, family, sample, data)
+    keep = may_be_fitted(measured, data)
+    kept = {name: column[keep] for name, column in measured.items()}
     return with_kernels(kept) if data.event_timed else kept
 
 
@@ -101,10 +101,10 @@ def with_kernels(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]
     eager = np.asarray(columns["stack"] == EAGER)
     keep = np.zeros(len(eager), dtype=bool)
     kernel_us = np.array(columns["latency_us"], dtype=np.float64)
-    places, ops = columns["gpu"].astype(str), columns["op"].astype(str)
-    for place in np.unique(places[eager]) if eager.any() else ():
-        for op in np.unique(ops[eager & (places == place)]):
-            rows = np.flatnonzero(eager & (places == place) & (ops == op))
+    gpu_ids, ops = columns["gpu"].astype(str), columns["op"].astype(str)
+    for place in np.unique(gpu_ids[eager]) if eager.any() else ():
+        for op in np.unique(ops[eager & (gpu_ids == place)]):
+            rows = np.flatnonzero(eager & (gpu_ids == place) & (ops == op))
             shortest_us = float(kernel_us[rows].min())
             host_us = max(0.0, shortest_us - sustained_start_s(gpu(str(place))) * 1e6)
             long = rows[kernel_us[rows] > _LONG * shortest_us]

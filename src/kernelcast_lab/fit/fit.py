@@ -49,12 +49,12 @@ def sampled(rows: NDArray[np.intp], count: int, seed: int) -> NDArray[np.intp]:
 
 def repeated(source: NDArray[Any], settings: Settings) -> NDArray[np.intp]:
     """Row numbers, those of small sources several times: else two million rows of one drown ten thousand of another."""
-    found = [np.arange(len(source))]
+    result = [np.arange(len(source))]
     for name in sorted(set(source)):
         members = np.flatnonzero(source == name)
         times = int(np.clip(settings.least_share * len(source) / len(members), 1, settings.most_repeats))
-        found += [members] * (times - 1)
-    return np.concatenate(found)
+        result += [members] * (times - 1)
+    return np.concatenate(result)
 
 
 def fit_family(
@@ -97,7 +97,7 @@ def _fitted(
     count = range(settings.transfer_networks)
     found_spreads, tasks = spreads(data, run)
     transfer = tuple(run.network(f"transfer {i}", heard, encoder, "transfer", i) for i in count)
-    found = FamilyWeights(
+    result = FamilyWeights(
         encoder=encoder,
         main=tuple(main),
         transfer=transfer,
@@ -106,15 +106,15 @@ def _fitted(
         about=run.about(len(measured), encoder.vocabulary["gpu"]),
         prior=learn_prior(tasks, settings.seed, run.progress("prior")),
     )
-    found = replace(found, evidence=evidence_of(known, family, found, folds, run.progress("evidence"), again))
+    result = replace(result, evidence=evidence_of(known, family, result, folds, run.progress("evidence"), again))
     run.done()
-    return found
+    return result
 
 
 def _folds(fold: NDArray[np.int64], networks: int) -> tuple[int, ...]:
     """The fold that each main network does not see; none where too few rows are in one of them."""
-    own = tuple((TEST_FOLD + 1 + number % (FOLDS - 1)) % FOLDS for number in range(networks))
-    return own if all((fold == one).sum() >= _LEAST_LEFT_OUT for one in own) else ()
+    members = tuple((TEST_FOLD + 1 + number % (FOLDS - 1)) % FOLDS for number in range(networks))
+    return members if all((fold == each).sum() >= _LEAST_LEFT_OUT for each in members) else ()
 
 
 @dataclass
@@ -130,12 +130,12 @@ class _Run:
     def progress(self, name: str) -> Progress | None:
         return self.report(f"{self.family}: {name}") if self.report else None
 
-    def network(self, name: str, data: Dataset, encoder: Encoder, kind: Kind, seed: int) -> Layers:
-        recipe = replace(getattr(self.settings, kind), seed=self.settings.seed * 1000 + seed)
+    def network(self, name: str, data: Dataset, encoder: Encoder, role: Kind, seed: int) -> Layers:
+        recipe = replace(getattr(self.settings, role), seed=self.settings.seed * 1000 + seed)
         path = self._path(name, recipe)
         if path and path.exists():
             return _read(path)
-        net = train(data, encoder, recipe, kind, self.progress(name))
+        net = train(data, encoder, recipe, role, self.progress(name))
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, net)
@@ -144,8 +144,8 @@ class _Run:
     def _path(self, name: str, recipe: Training) -> Path | None:
         if self.partial is None:
             return None
-        told = json.dumps([self.family, name, self.data, asdict(recipe), self.settings.rows], sort_keys=True)
-        return self.partial / f"{self.family}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.npz"
+        values = json.dumps([self.family, name, self.data, asdict(recipe), self.settings.rows], sort_keys=True)
+        return self.partial / f"{self.family}-{hashlib.sha256(values.encode()).hexdigest()[:16]}.npz"
 
     def about(self, rows: int, gpus: Sequence[str]) -> dict[str, Any]:
         """What the weights say of themselves."""
@@ -188,21 +188,21 @@ def spreads(data: Dataset, run: _Run) -> tuple[dict[str, Spread], list[Task]]:
     kin: dict[str, list[str]] = {}
     for name in sorted({str(name) for name in data.words["gpu"]}):
         kin.setdefault(generation(name), []).append(name)
-    found = {"near": _UNTESTED, "extrapolated": _UNTESTED}
+    result = {"near": _UNTESTED, "extrapolated": _UNTESTED}
     if len(kin) > 1:
-        (pooled, told), few = _left_out(data, list(kin.values()), run, far=True), 1 + 1 / len(kin)
-        tasks += told
+        (pooled, values), few = _left_out(data, list(kin.values()), run, far=True), 1 + 1 / len(kin)
+        tasks += values
         # the next generation differs from these as they do from one another, and they are few
-        found["extrapolated"] = replace(pooled, low=round(pooled.low * few, 4), high=round(pooled.high * few, 4))
-        found["near"] = replace(found["extrapolated"], keep=1.0)
+        result["extrapolated"] = replace(pooled, low=round(pooled.low * few, 4), high=round(pooled.high * few, 4))
+        result["near"] = replace(result["extrapolated"], keep=1.0)
     alone = [[name] for group in kin.values() for name in group if any(_stands_in(other, name) for other in group)]
     if alone:
-        near, told = _left_out(data, alone, run, far=False)
-        found["near"] = near
-        tasks += told
-        far = found["extrapolated"]  # a new generation is never surer than a new GPU of a known one
-        found["extrapolated"] = replace(far, low=max(far.low, near.low), high=max(far.high, near.high))
-    return found, tasks
+        near, values = _left_out(data, alone, run, far=False)
+        result["near"] = near
+        tasks += values
+        far = result["extrapolated"]  # a new generation is never surer than a new GPU of a known one
+        result["extrapolated"] = replace(far, low=max(far.low, near.low), high=max(far.high, near.high))
+    return result, tasks
 
 
 def generation(name: str) -> str:
@@ -211,14 +211,14 @@ def generation(name: str) -> str:
     return _SAME_KERNELS.get(capability, capability)
 
 
-def _stands_in(one: str, other: str) -> bool:
+def _stands_in(each: str, other: str) -> bool:
     """Whether a GPU is answered as another when it is left out alone."""
-    return not twins(one, other) and gpu(one).compute_capability == gpu(other).compute_capability
+    return not twins(each, other) and gpu(each).compute_capability == gpu(other).compute_capability
 
 
-def twins(one: str, other: str) -> bool:
+def twins(each: str, other: str) -> bool:
     """Nearly the same chip: measuring one is measuring the other."""
-    return one == other or any(one in pair and other in pair for pair in TWINS)
+    return each == other or any(each in pair and other in pair for pair in TWINS)
 
 
 def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -> tuple[Spread, list[Task]]:
@@ -229,10 +229,10 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
     generations there are too few for that: they are pooled.
     """
     most, seed = run.settings.rows_left_out, run.settings.seed
-    places = data.words["gpu"].astype(str)
+    gpu_ids = data.words["gpu"].astype(str)
     asked: list[tuple[FamilyWeights, Dataset]] = []
     for at, group in enumerate(groups):
-        outside = np.isin(places, [name for name in set(places) if any(twins(name, member) for member in group)])
+        outside = np.isin(gpu_ids, [name for name in set(gpu_ids) if any(twins(name, member) for member in group)])
         fitted = data.select(sampled(np.flatnonzero(~outside), most, seed))
         tested = data.select(sampled(np.flatnonzero(outside & ~data.at_least), most // 4, seed))
         encoder = encoder_of(fitted)
@@ -243,18 +243,18 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
     truths = [tested.target for _, tested in asked]
     best = np.inf
     for likeness in _LIKENESSES if far else (0.0,):
-        said = [correction(_with_likeness(weights, likeness), tested) for weights, tested in asked]
+        predicted = [correction(_with_likeness(weights, likeness), tested) for weights, tested in asked]
         for share in np.arange(0.5, 1.01, 0.05) if far else (1.0,):
-            error = _mean_error([share * one[:, 0] for one in said], truths)
+            error = _mean_error([share * one[:, 0] for one in predicted], truths)
             if error < best:
-                best, outs, keep, alike = error, said, float(share), likeness
-    groups_off = [one - keep * said[:, 0] for one, said in zip(truths, outs, strict=True)]
+                best, outs, keep, alike = error, predicted, float(share), likeness
+    groups_off = [one - keep * predicted[:, 0] for one, predicted in zip(truths, outs, strict=True)]
     each = [np.quantile(off, [0.1, 0.9]) for off in ([np.concatenate(groups_off)] if far else groups_off)]
     low, high = np.median(each, axis=0)
     spread = Spread(round(keep, 3), round(max(0.0, -float(low)), 4), round(max(0.0, float(high)), 4), alike)
     return spread, [
-        _task(group[0], tested, said, spread, far=far)
-        for group, (_, tested), said in zip(groups, asked, outs, strict=True)
+        _task(group[0], tested, predicted, spread, far=far)
+        for group, (_, tested), predicted in zip(groups, asked, outs, strict=True)
     ]
 
 
@@ -262,16 +262,18 @@ def _with_likeness(weights: FamilyWeights, likeness: float) -> FamilyWeights:
     return replace(weights, spreads={"extrapolated": Spread(likeness=likeness)})
 
 
-def _mean_error(said: Sequence[NDArray[np.float64]], truths: Sequence[NDArray[np.float64]]) -> float:
+def _mean_error(predicted: Sequence[NDArray[np.float64]], truths: Sequence[NDArray[np.float64]]) -> float:
     """Of groups that count alike, however many rows they have."""
-    errors = [np.mean(np.abs(np.expm1(one - truth))) for one, truth in zip(said, truths, strict=True) if len(truth)]
+    errors = [
+        np.mean(np.abs(np.expm1(each - truth))) for each, truth in zip(predicted, truths, strict=True) if len(truth)
+    ]
     return float(np.mean(errors)) if errors else 0.0
 
 
-def _task(name: str, data: Dataset, said: NDArray[np.float64], spread: Spread, *, far: bool) -> Task:
+def _task(name: str, data: Dataset, predicted: NDArray[np.float64], spread: Spread, *, far: bool) -> Task:
     """What was said of a GPU that was left out, as errors in units of the interval that it would get."""
-    leaning = spread.keep * said[:, 0]
-    reach = np.maximum(softplus(said[:, 1:]), [spread.low, spread.high])
+    leaning = spread.keep * predicted[:, 0]
+    reach = np.maximum(softplus(predicted[:, 1:]), [spread.low, spread.high])
     width = np.maximum(reach.sum(axis=1) / (2 * REACH), LEAST_WIDTH)
     return Task(generation(name) + (" new" if far else ""), data, (data.target - leaning) / width, leaning)
 
@@ -284,8 +286,8 @@ def correction(weights: FamilyWeights, data: Dataset) -> NDArray[np.float64]:
         alike.setdefault(key, []).append(row)
     out = np.zeros((len(data), 3))
     for key, rows in alike.items():
-        words = {name: None if word is None else str(word) for name, word in zip(data.words, key, strict=True)}
-        out[rows] = weights.outputs(values[rows], gpu(str(words.pop("gpu"))), words)
+        choices = {name: None if choice is None else str(choice) for name, choice in zip(data.words, key, strict=True)}
+        out[rows] = weights.outputs(values[rows], gpu(str(choices.pop("gpu"))), choices)
     return out
 
 
@@ -305,8 +307,8 @@ def save(weights: FamilyWeights, folder: Path, version: str = "") -> Path:
 def save_about(folder: Path, version: str) -> list[str]:
     """What the weights in a folder are, as a whole, whichever run made them. The families of other versions."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {path.stem: read_tensors(path)[1]["about"] for path in sorted(folder.glob("*.safetensors"))}
-    told = {name: {key: one[key] for key in _TOLD if key in one} for name, one in found.items()}
-    about = {"version": version, "families": told}
+    result = {path.stem: read_tensors(path)[1]["about"] for path in sorted(folder.glob("*.safetensors"))}
+    labels = {name: {key: each[key] for key in _TOLD if key in each} for name, each in result.items()}
+    about = {"version": version, "families": labels}
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    return [name for name, one in found.items() if one.get("version") != version]
+    return [name for name, each in result.items() if each.get("version") != version]

@@ -32,28 +32,28 @@ def pack(
     roots: Roots, target: Path, families: Sequence[str], progress: Callable[[str], None] = lambda _: None
 ) -> list[dict[str, Any]]:
     """Write the rows of these families; a line a file: its name, rows and bytes."""
-    place = target / SOURCE
-    place.mkdir(parents=True, exist_ok=True)
+    folder = target / SOURCE
+    folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for family in families:
-        found = family_rows(roots, family)
-        if not len(found):
+        result = family_rows(roots, family)
+        if not len(result):
             progress(f"{family}: no measured call, left out")
             continue
-        found = found.select(may_be_fitted(found.columns, recipe(family).data))
-        path = place / f"{family}.parquet"
-        write_small(found, path)
-        lines.append({"file": str(path), "family": family, "rows": len(found), "bytes": path.stat().st_size})
-        progress(f"{family}: {len(found):,} rows, {path.stat().st_size / 1e6:.1f} MB -> {path}")
+        result = result.select(may_be_fitted(result.columns, recipe(family).data))
+        path = folder / f"{family}.parquet"
+        write_small(result, path)
+        lines.append({"file": str(path), "family": family, "rows": len(result), "bytes": path.stat().st_size})
+        progress(f"{family}: {len(result):,} rows, {path.stat().st_size / 1e6:.1f} MB -> {path}")
     swept = _sweeps(roots, target) if any(recipe(family).data.sweeps for family in families) else []
-    return [*lines, *swept, *_repeated(roots, place)]
+    return [*lines, *swept, *_repeated(roots, folder)]
 
 
-def _repeated(roots: Roots, place: Path) -> list[dict[str, Any]]:
+def _repeated(roots: Roots, folder: Path) -> list[dict[str, Any]]:
     """Calls that were measured a second time, as they are."""
     lines = []
     for file in (file for root in folders_of(roots) for file in sorted(root.glob(f"*/*{AGAIN}.parquet"))):
-        path = place / file.name
+        path = folder / file.name
         shutil.copyfile(file, path)
         lines.append({"file": str(path), "family": "all", "bytes": path.stat().st_size})
     return lines
@@ -75,10 +75,10 @@ def write_small(measurements: Measurements, path: Path) -> None:
     """A canonical file without the columns that no row fills, its numbers of the narrowest type that holds them."""
     cells: dict[str, NDArray[Any]] = {}
     select = []
-    for name, kind in columns_of().items():
+    for name, sql_type in columns_of().items():
         column = measurements.columns.get(name)
         if column is not None and (name in _ALWAYS or _filled(column)):
-            select.append(f"CAST({encoded(column, cells)} AS {_narrow(column, kind)}) AS {quoted(name)}")
+            select.append(f"CAST({encoded(column, cells)} AS {_narrow(column, sql_type)}) AS {quoted(name)}")
     note = {"schema": VERSION, "source": measurements.source, "dropped": measurements.tables}
     with connect() as connection, complete(path) as part:
         connection.register("encoded", cells)
@@ -94,6 +94,6 @@ def _filled(column: NDArray[Any]) -> bool:
     return bool((~np.isnan(column)).any())
 
 
-def _narrow(column: NDArray[Any], kind: str) -> str:
+def _narrow(column: NDArray[Any], sql_type: str) -> str:
     """Sizes mostly fit in 32 bits; all else stays what it is."""
-    return "INTEGER" if kind == "BIGINT" and np.nanmax(np.abs(column)) < 2**31 else kind
+    return "INTEGER" if sql_type == "BIGINT" and np.nanmax(np.abs(column)) < 2**31 else sql_type

@@ -76,23 +76,23 @@ def read_power(path: Path) -> Rows:
         ops = [
             row[0] for row in connection.execute(f"SELECT DISTINCT op FROM {source} WHERE op IS NOT NULL").fetchall()
         ]
-        kinds = columns_of(ops) | POWER
+        types = columns_of(ops) | POWER
         where = "op IS NOT NULL AND NOT zeros AND rest_s = 0"
-        columns = fetch(connection, f"SELECT * FROM {source} WHERE {where}", kinds)
+        columns = fetch(connection, f"SELECT * FROM {source} WHERE {where}", types)
         awake = connection.execute(
             f"SELECT median(power_w), any_value(gpu) FROM {source} WHERE op IS NULL AND sm_mhz > 1000"
         )
         idle_w, name = awake.fetchone() or (None, None)
-    chip = gpu(str(name))
+    target = gpu(str(name))
     asked = {name: values for name, values in columns.items() if name not in _NOT_CALLS}
-    found, bad = predict_columns(asked, chip)
+    forecast, bad = predict_columns(asked, target)
     if bad.messages:
         raise KernelcastError(bad.text())
-    clock = np.minimum(1.0, columns["sm_mhz"] * 1e6 / chip.clock_boost_hz)
-    forecast_s, low_s, high_s = (found[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))
-    calls = activity(asked, chip, DEFAULT)
+    clock = np.minimum(1.0, columns["sm_mhz"] * 1e6 / target.clock_boost_hz)
+    forecast_s, low_s, high_s = (forecast[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))
+    calls = activity(asked, target, DEFAULT)
     return Rows(
-        chip, columns, calls, forecast_s, low_s, high_s, columns["seconds"], columns["power_w"], clock, float(idle_w)
+        target, columns, calls, forecast_s, low_s, high_s, columns["seconds"], columns["power_w"], clock, float(idle_w)
     )
 
 
@@ -109,10 +109,10 @@ def _terms(rows: Rows, slope: float) -> Array:
 
 def _solved(rows: Rows, slope: float, burst: float) -> Coefficients:
     weights = 1 / rows.power_w
-    found, _ = nnls(_terms(rows, slope) * weights[:, None], (rows.power_w - rows.idle_w) * weights)
+    coefficients, _ = nnls(_terms(rows, slope) * weights[:, None], (rows.power_w - rows.idle_w) * weights)
     limited = rows.power_w[rows.clock < 0.95]
     held = float(np.mean(limited)) / rows.chip.power_w if len(limited) else 1.0
-    busy_w, *watts = (float(value) for value in found)
+    busy_w, *watts = (float(value) for value in coefficients)
     full = rates(rows.chip)
     names = [f"tensor_{word}" for word in FORMATS] + list(_OTHER)
     joules = (*((name, value / full[name]) for name, value in zip(names, watts, strict=True)), ("link", _LINK_J))
@@ -124,17 +124,17 @@ def fitted(rows: Rows) -> Coefficients:
     best: tuple[float, Coefficients] | None = None
     for slope in _SLOPES:
         for burst in _BURSTS:
-            found = _solved(rows, slope, burst)
-            error = float(np.mean(np.abs(np.log(forecast(found, rows)[0] / rows.joules))))
+            coefficients = _solved(rows, slope, burst)
+            error = float(np.mean(np.abs(np.log(forecast(coefficients, rows)[0] / rows.joules))))
             if best is None or error < best[0]:
-                best = error, found
+                best = error, coefficients
     assert best is not None
     return best[1]
 
 
-def forecast(found: Coefficients, rows: Rows) -> tuple[Array, Array]:
+def forecast(coefficients: Coefficients, rows: Rows) -> tuple[Array, Array]:
     """Joules and watts, from forecast times."""
-    result = sustained(power_model_from(found, rows.chip, rows.chip, rows.chip), rows.calls, rows.forecast_s)
+    result = sustained(power_model_from(coefficients, rows.chip, rows.chip, rows.chip), rows.calls, rows.forecast_s)
     return result.time_s * result.power_w, result.power_w
 
 
@@ -144,18 +144,18 @@ def left_out(rows: Rows, seed: int = 0) -> tuple[Array, Array]:
     fold = np.random.default_rng(seed).permutation(count) % FOLDS
     joules, watts = np.zeros(count), np.zeros(count)
     for at in range(FOLDS):
-        own = np.flatnonzero(fold == at)
-        joules[own], watts[own] = forecast(fitted(rows.take(np.flatnonzero(fold != at))), rows.take(own))
+        members = np.flatnonzero(fold == at)
+        joules[members], watts[members] = forecast(fitted(rows.take(np.flatnonzero(fold != at))), rows.take(members))
     return joules, watts
 
 
-def widened(found: Coefficients, rows: Rows, joules: Array, watts: Array, share: float = 0.8) -> Coefficients:
+def widened(coefficients: Coefficients, rows: Rows, joules: Array, watts: Array, share: float = 0.8) -> Coefficients:
     """With the interval that holds so many left-out calls, beside what their times are off: the quantiles of measured
     over forecast watts, stretched or narrowed together."""
     tail = (1 - share) / 2
     low, high = (float(np.quantile(rows.power_w / watts, at)) for at in (tail, 1 - tail))
     for stretch in np.arange(0.3, 3.0, 0.02):
-        wide = replace(found, low=min(1.0, low) ** stretch, high=max(1.0, high) ** stretch)
+        wide = replace(coefficients, low=min(1.0, low) ** stretch, high=max(1.0, high) ** stretch)
         if inside(wide, rows, joules) >= share:
             return wide
     return wide
@@ -165,16 +165,16 @@ def inside_of_others(rows: Rows, joules: Array, watts: Array, seed: int = 0) -> 
     """The same of each half of the calls, in the interval that the other half sets."""
     order = np.random.default_rng(seed).permutation(len(joules))
     halves = order[::2], order[1::2]
-    found = []
-    for own, other in (halves, halves[::-1]):
+    results = []
+    for members, other in (halves, halves[::-1]):
         wide = widened(fitted(rows.take(other)), rows.take(other), joules[other], watts[other])
-        found.append(inside(wide, rows.take(own), joules[own]))
-    return float(np.mean(found))
+        results.append(inside(wide, rows.take(members), joules[members]))
+    return float(np.mean(results))
 
 
-def inside(found: Coefficients, rows: Rows, joules: Array) -> float:
+def inside(coefficients: Coefficients, rows: Rows, joules: Array) -> float:
     """Share of the measured joules that lie in the intervals around these."""
-    model = power_model_from(found, rows.chip, rows.chip, rows.chip)
+    model = power_model_from(coefficients, rows.chip, rows.chip, rows.chip)
     times = zip(rows.low_s / rows.forecast_s, rows.high_s / rows.forecast_s, strict=True)
     spans = np.array([model.interval(1.0, spread) for spread in times]) * joules[:, None]
     return float(np.mean((spans[:, 0] <= rows.joules) & (rows.joules <= spans[:, 1])))
@@ -183,36 +183,36 @@ def inside(found: Coefficients, rows: Rows, joules: Array) -> float:
 def errors(rows: Rows, joules: Array, watts: Array) -> list[dict[str, Any]]:
     """By kind of call: mean errors of joules from forecast times, and of watts (joules with measured times)."""
     family = rows.columns["family"]
-    kinds = {"gemm": np.isin(family, ("gemm", "gemm-fp8")), "attention": family == "attention",
+    groups = {"gemm": np.isin(family, ("gemm", "gemm-fp8")), "attention": family == "attention",
              "decode attention": family == "decode"}  # fmt: skip
-    kinds["others"] = ~np.any(list(kinds.values()), axis=0)
-    kinds["all"] = np.ones(len(family), dtype=bool)
+    groups["others"] = ~np.any(list(groups.values()), axis=0)
+    groups["all"] = np.ones(len(family), dtype=bool)
     return [
-        {"calls": name, "rows": int(own.sum()), "joules_error": _mean_error(joules[own], rows.joules[own]),
-         "watts_error": _mean_error(watts[own], rows.power_w[own])}
-        for name, own in kinds.items()
+        {"calls": name, "rows": int(members.sum()), "joules_error": _mean_error(joules[members], rows.joules[members]),
+         "watts_error": _mean_error(watts[members], rows.power_w[members])}
+        for name, members in groups.items()
     ]  # fmt: skip
 
 
-def _mean_error(found: Array, measured: Array) -> float:
-    return float(np.mean(np.abs(found / measured - 1)))
+def _mean_error(result: Array, measured: Array) -> float:
+    return float(np.mean(np.abs(result / measured - 1)))
 
 
 def notes(rows: Rows, table: Path, lines: Sequence[dict[str, Any]], held: float) -> list[tuple[str, str]]:
     """What the coefficients rest on."""
-    told = ", ".join(f"{line['calls']} {100 * line['joules_error']:.1f}%" for line in lines)
+    message = ", ".join(f"{line['calls']} {100 * line['joules_error']:.1f}%" for line in lines)
     return [
         ("data", f"{table.name}: {len(rows.seconds)} calls repeated on one {rows.chip.name}, by the energy counter"),
         ("made", "kernelcast fit-power: non-negative least squares on relative errors of watts"),
-        ("left_out", f"mean error of joules from forecast times, {FOLDS} folds: {told}; interval holds {held:.0%}"),
+        ("left_out", f"mean error of joules from forecast times, {FOLDS} folds: {message}; interval holds {held:.0%}"),
         ("link", "estimate: 5 pJ a bit; no table here has power of links"),
         ("start_s", "kernels shorter than this were measured at the watts of a GPU at rest"),
     ]
 
 
-def write(found: Coefficients, path: Path, notes: Sequence[tuple[str, str]]) -> None:
+def write(coefficients: Coefficients, path: Path, notes: Sequence[tuple[str, str]]) -> None:
     numbers = ("idle_w", "busy_w", "start_s", "voltage", "held", "burst", "burst_s", "low", "high")
-    lines = [f"{name} = {getattr(found, name):.6g}" for name in numbers]
-    lines += ["", "[joules]", *(f"{name} = {value:.4g}" for name, value in found.joules)]
+    lines = [f"{name} = {getattr(coefficients, name):.6g}" for name in numbers]
+    lines += ["", "[joules]", *(f"{name} = {value:.4g}" for name, value in coefficients.joules)]
     lines += ["", "[sources]", *(f'{name} = "{note}"' for name, note in notes)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -53,8 +53,8 @@ class _Rows:
         self.place = on_device(prior.positions(task.data.names, task.data.values).astype(np.float32))
         self.error = on_device(np.clip(task.error, -_WILD, _WILD).astype(np.float32))
         self.leaning = on_device(task.leaning.astype(np.float32))
-        words = np.array([shared.split("\t") for shared in task.data.shared])
-        codes = [np.unique(words[:, at], return_inverse=True)[1].reshape(-1) for at in range(words.shape[1])]
+        choices = np.array([shared.split("\t") for shared in task.data.shared])
+        codes = [np.unique(choices[:, at], return_inverse=True)[1].reshape(-1) for at in range(choices.shape[1])]
         self.codes = on_device(np.stack(codes, axis=1).astype(np.int64))
         self.formats = [np.flatnonzero(codes[0] == form) for form in np.unique(codes[0])]
 
@@ -67,10 +67,10 @@ class _Rows:
         parts = [rng.choice(form, min(each, len(form)), replace=False) for form in formats]
         measured = rng.permutation(np.concatenate(parts))[:_MEASURED]
         rest = np.setdiff1d(np.arange(len(self.error)), measured)
-        asked = rng.choice(rest, _ASKED, replace=len(rest) < _ASKED)
+        tested = rng.choice(rest, _ASKED, replace=len(rest) < _ASKED)
         fill = np.zeros(_MEASURED, dtype=np.float32)
         fill[len(measured) :] = _NOTHING
-        return np.concatenate([measured, np.zeros(_MEASURED - len(measured), dtype=np.intp)]), asked, fill
+        return np.concatenate([measured, np.zeros(_MEASURED - len(measured), dtype=np.intp)]), tested, fill
 
 
 class _Shares(nn.Module):
@@ -82,22 +82,22 @@ class _Shares(nn.Module):
         self.shares = nn.Parameter(torch.tensor(np.log(shares), dtype=torch.float32))
         self.metric = nn.Parameter(torch.tensor(np.log(prior.metric)))
 
-    def covariance(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    def covariance(self, each: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
         """(tasks, rows, columns), as ``Prior.covariance`` has it."""
-        (place, leaning, codes), (place_, leaning_, codes_) = one, other
+        (place, leaning, codes), (place_, leaning_, codes_) = each, other
         share, metric = self.shares.exp(), self.metric.exp()
-        form, stack, kind = ((codes[:, :, None, at] == codes_[:, None, :, at]).float() for at in range(3))
-        found = share[0] + share[1] * form + share[2] * stack + share[3] * kind
-        for part, gate in enumerate((torch.ones_like(form), form, kind)):
+        form, stack, configuration = ((codes[:, :, None, at] == codes_[:, None, :, at]).float() for at in range(3))
+        result = share[0] + share[1] * form + share[2] * stack + share[3] * configuration
+        for part, gate in enumerate((torch.ones_like(form), form, configuration)):
             left, right = place * metric[part], place_ * metric[part]
             squared = (left**2).sum(-1)[:, :, None] + (right**2).sum(-1)[:, None] - 2 * left @ right.transpose(1, 2)
             scaled = (3 * squared).clamp(min=1e-8).sqrt()
-            found = found + share[len(SHARERS) + part] * gate * (1 + scaled) * torch.exp(-scaled)
-        return found + share[-2] * leaning[:, :, None] * leaning_[:, None]
+            result = result + share[len(SHARERS) + part] * gate * (1 + scaled) * torch.exp(-scaled)
+        return result + share[-2] * leaning[:, :, None] * leaning_[:, None]
 
-    def loss(self, measured: Sequence[Tensor], asked: Sequence[Tensor], fill: Tensor) -> Tensor:
+    def loss(self, measured: Sequence[Tensor], tested: Sequence[Tensor], fill: Tensor) -> Tensor:
         """How badly the errors of calls that are asked are told by those that were measured."""
-        (*known, error), (*wanted, truth) = measured, asked
+        (*known, error), (*wanted, truth) = measured, tested
         noise = self.shares[-1].exp()
         among = self.covariance(known, known) + torch.diag_embed(noise + _JITTER + fill)
         factor = torch.linalg.cholesky(among)
@@ -106,8 +106,8 @@ class _Shares(nn.Module):
         left = truth - (across @ solved)[:, :, 0]
         taken = torch.linalg.solve_triangular(factor, across.transpose(1, 2), upper=False)
         share = self.shares.exp()
-        own = share[:-2].sum() + share[-2] * wanted[1] ** 2
-        variance = (own - (taken**2).sum(1)).clamp(min=1e-6) + noise
+        members = share[:-2].sum() + share[-2] * wanted[1] ** 2
+        variance = (members - (taken**2).sum(1)).clamp(min=1e-6) + noise
         likely = 0.5 * torch.log(variance) + (_DEGREES + 1) / 2 * torch.log1p(left**2 / (_DEGREES * variance))
         return likely.mean() + left.abs().mean()
 
@@ -130,13 +130,13 @@ def learn_prior(tasks: Sequence[Task], seed: int = 0, progress: Progress | None 
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _LEARNING_RATE, total_steps=_STEPS, pct_start=0.15)
     for step in range(_STEPS):
         drawn = [rows[at] for at in rng.choice(len(rows), _TOGETHER, p=often / often.sum())]
-        picks = [one.draw(rng) for one in drawn]
-        measured, asked = (
-            [torch.stack([getattr(one, name)[on_device(pick[side])] for one, pick in zip(drawn, picks, strict=True)])
+        picks = [each.draw(rng) for each in drawn]
+        measured, tested = (
+            [torch.stack([getattr(each, name)[on_device(pick[side])] for each, pick in zip(drawn, picks, strict=True)])
              for name in ("place", "leaning", "codes", "error")]
             for side in (0, 1)
         )  # fmt: skip
-        loss = shares.loss(measured, asked, on_device(np.stack([fill for _, _, fill in picks])))
+        loss = shares.loss(measured, tested, on_device(np.stack([fill for _, _, fill in picks])))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(shares.parameters(), 1.0)
@@ -144,6 +144,6 @@ def learn_prior(tasks: Sequence[Task], seed: int = 0, progress: Progress | None 
         schedule.step()
         if progress and step % 25 == 24:
             progress(step + 1, _STEPS, f"loss {float(loss.detach()):.3f}")
-    found = shares.shares.detach().exp().cpu().numpy().astype(np.float64)
-    assert len(found) == len(SHARERS) + len(SMOOTH) + 2
-    return start.of([round(float(share), 6) for share in found], shares.metric.detach().exp().cpu().numpy())
+    result = shares.shares.detach().exp().cpu().numpy().astype(np.float64)
+    assert len(result) == len(SHARERS) + len(SMOOTH) + 2
+    return start.of([round(float(share), 6) for share in result], shares.metric.detach().exp().cpu().numpy())

@@ -88,15 +88,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         where = f"recipe {self.id}"
-        for name, kind in (("data", Data), ("main", Training), ("transfer", Training), ("ceiling", Training)):
-            object.__setattr__(self, name, _table(kind, getattr(self, name), f"{where}, [{name}]"))
+        for name, expected in (("data", Data), ("main", Training), ("transfer", Training), ("ceiling", Training)):
+            object.__setattr__(self, name, _table(expected, getattr(self, name), f"{where}, [{name}]"))
         _check(self, where)
         refuse_unknown("family", [self.family], FAMILIES)
 
     @property
     def settings(self) -> Settings:
         """What ``fit_family`` takes."""
-        return Settings(**{one.name: getattr(self, one.name) for one in fields(Settings) if one.name != "workers"})
+        return Settings(**{each.name: getattr(self, each.name) for each in fields(Settings) if each.name != "workers"})
 
 
 def recipe(family: str) -> Recipe:
@@ -118,11 +118,13 @@ def recipes_of(families: Sequence[str], files: Sequence[Path]) -> dict[str, Reci
     """The recipes of these families, or of the files alone; without either of all families. A file is for its family
     instead of what ships."""
     given = [read_recipe(path) for path in files]
-    own = {one.family: one for one in given}
-    if len(own) < len(given):
+    arrays = {each.family: each for each in given}
+    if len(arrays) < len(given):
         raise KernelcastError("more than one recipe for a family: give each once")
     return {
-        name: own.get(name) or recipe(name) for name in FAMILIES if name in (*families, *own) or not (families or own)
+        name: arrays.get(name) or recipe(name)
+        for name in FAMILIES
+        if name in (*families, *arrays) or not (families or arrays)
     }
 
 
@@ -135,19 +137,19 @@ def changed(settings: Settings, *, epochs: int | None = None, batch: int | None 
 T = TypeVar("T")
 
 
-def _table(kind: type[T], pairs: Any, where: str) -> T:
+def _table(expected: type[T], pairs: Any, where: str) -> T:
     """A table of a recipe as its dataclass; keys that are missing or unknown are refused."""
-    if isinstance(pairs, kind):
+    if isinstance(pairs, expected):
         return pairs
     if not isinstance(pairs, tuple):
         raise KernelcastError(f"{where}: a table is needed, not {pairs!r}")
-    found: Mapping[str, Any] = dict(pairs)
-    known = {one.name: one.default is MISSING for one in fields(kind) if not one.kw_only}  # type: ignore[arg-type]
-    missing, extra = sorted(set(known) - set(found)), sorted(set(found) - set(known))
+    result: Mapping[str, Any] = dict(pairs)
+    known = {each.name: each.default is MISSING for each in fields(expected) if not each.kw_only}  # type: ignore[arg-type]
+    missing, extra = sorted(set(known) - set(result)), sorted(set(result) - set(known))
     if missing or extra:
         words = (", ".join(names) or "nothing" for names in (missing, extra))
         raise KernelcastError("{}: missing {}; unknown {}".format(where, *words))
-    made = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+    made = expected(**{name: tuple(value) if isinstance(value, list) else value for name, value in result.items()})
     _check(made, where)
     return made
 
@@ -159,21 +161,21 @@ _AT_LEAST_ONE = ("epochs", "batch", "hidden", "networks", "transfer_networks", "
 
 def _check(made: Any, where: str) -> None:
     """Values of the type that the dataclass says, and no number below 0, or 1 where there is no fit without."""
-    for one in fields(made):
-        kind, value = str(one.type), getattr(made, one.name)
-        many = kind.startswith("tuple[")
-        wanted = _KINDS.get(kind.removeprefix("tuple[").removesuffix(", ...]"))
+    for each in fields(made):
+        expected, value = str(each.type), getattr(made, each.name)
+        many = expected.startswith("tuple[")
+        wanted = _KINDS.get(expected.removeprefix("tuple[").removesuffix(", ...]"))
         if wanted is None:
             continue  # a table, which was checked as such
-        least = int(one.name in _AT_LEAST_ONE)
+        least = int(each.name in _AT_LEAST_ONE)
         parts = value if many and isinstance(value, tuple) else (value,)
         right = isinstance(value, tuple) == many and all(_fits(part, wanted, least) for part in parts)
         if not right:
             above = "" if wanted[0] in (bool, str) else f" from {least} on"
-            raise KernelcastError(f"{where}: {one.name} = {value!r} is not {kind}{above}")
+            raise KernelcastError(f"{where}: {each.name} = {value!r} is not {expected}{above}")
 
 
-def _fits(value: Any, kinds: tuple[type, ...], least: int) -> bool:
-    if isinstance(value, bool) or bool in kinds:
-        return isinstance(value, bool) and bool in kinds
-    return isinstance(value, kinds) and (not isinstance(value, int | float) or value >= least)
+def _fits(value: Any, allowed: tuple[type, ...], least: int) -> bool:
+    if isinstance(value, bool) or bool in allowed:
+        return isinstance(value, bool) and bool in allowed
+    return isinstance(value, allowed) and (not isinstance(value, int | float) or value >= least)

@@ -29,24 +29,27 @@ def encoder_of(data: Dataset) -> Encoder:
     return encoder(data.names, data.values, data.values.std(axis=0), data.words)
 
 
-def encoder(names: tuple[str, ...], values: Floats, deviation: NDArray[Any], words: Columns) -> Encoder:
+def encoder(names: tuple[str, ...], values: Floats, deviation: NDArray[Any], choices: Columns) -> Encoder:
     """The same of numbers, their standard deviations, and columns of words."""
-    known = {name: tuple(sorted({str(word) for word in column if word is not None})) for name, column in words.items()}
+    known = {
+        name: tuple(sorted({str(choice) for choice in column if choice is not None}))
+        for name, column in choices.items()
+    }
     return Encoder(
         names=names,
         low=values.min(axis=0),
         high=values.max(axis=0),
         mean=values.mean(axis=0, dtype=np.float64).astype(np.float32),
         scale=np.where(deviation < 1e-6, 1.0, deviation).astype(np.float32),
-        vocabulary={name: found for name, found in known.items() if found},
+        vocabulary={name: result for name, result in known.items() if result},
     )
 
 
-def codes_of(words: Columns, encoder: Encoder) -> NDArray[np.int64]:
+def codes_of(choices: Columns, encoder: Encoder) -> NDArray[np.int64]:
     """(rows, word names) input column of each word; -1 where it is not given or not known."""
     places = {name: dict(zip(encoder.vocabulary[name], at, strict=True)) for name, at in encoder.word_columns().items()}
     codes = [
-        np.fromiter((where.get(word, -1) for word in words[name]), dtype=np.int64, count=len(words[name]))
+        np.fromiter((where.get(choice, -1) for choice in choices[name]), dtype=np.int64, count=len(choices[name]))
         for name, where in places.items()
     ]
     return np.stack(codes, axis=1)
@@ -123,17 +126,17 @@ def _ceiling_loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
 class _Rows:
     """The dataset on the device, and batches of it with words dropped."""
 
-    def __init__(self, data: Dataset, encoder: Encoder, recipe: Training, kind: Kind) -> None:
+    def __init__(self, data: Dataset, encoder: Encoder, recipe: Training, role: Kind) -> None:
         numbers = encoder.numbers(data.values)
-        self.numbers = on_device(numbers if kind == "main" else without_gpu(encoder, numbers))
+        self.numbers = on_device(numbers if role == "main" else without_gpu(encoder, numbers))
         names = list(encoder.word_columns())
-        words = {name: data.word(name) for name in names}
-        self.codes = on_device(codes_of(words, encoder) - len(encoder.names)) if kind != "ceiling" else None
+        choices = {name: data.word(name) for name in names}
+        self.codes = on_device(codes_of(choices, encoder) - len(encoder.names)) if role != "ceiling" else None
         self.eager = on_device(np.asarray(data.word("stack") == EAGER, dtype=bool))
         self.noise = recipe.noise
         self.truth = on_device(data.target.astype(np.float32))
         self.at_least = on_device(data.at_least)
-        unnamed = recipe.gpu_dropout if kind == "main" else 1.0
+        unnamed = recipe.gpu_dropout if role == "main" else 1.0
         rates = [unnamed if name == "gpu" else recipe.word_dropout for name in names]
         self.rates = torch.tensor(rates, device=device())
         self.stack = names.index("stack") if "stack" in names else None
@@ -162,12 +165,12 @@ def on_device(values: NDArray[Any]) -> Tensor:
 
 
 def train(
-    data: Dataset, encoder: Encoder, recipe: Training, kind: Kind = "main", progress: Progress | None = None
+    data: Dataset, encoder: Encoder, recipe: Training, role: Kind = "main", progress: Progress | None = None
 ) -> Layers:
     """One network. transfer: without a trace of the GPU. ceiling: the fast quantile, from physics alone."""
     torch.manual_seed(recipe.seed)
-    rows = _Rows(data, encoder, recipe, kind)
-    net = Net(encoder.width, recipe.hidden, 1 if kind == "ceiling" else 3).to(device())
+    rows = _Rows(data, encoder, recipe, role)
+    net = Net(encoder.width, recipe.hidden, 1 if role == "ceiling" else 3).to(device())
     steps = max(1, -(-len(data) // recipe.batch))
     # fused: one pass over the weights; a step on a CPU takes two fifths less
     optimiser = torch.optim.AdamW(
@@ -176,7 +179,7 @@ def train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=max(20, recipe.epochs * steps), pct_start=0.1
     )
-    loss_of = _ceiling_loss if kind == "ceiling" else _loss
+    loss_of = _ceiling_loss if role == "ceiling" else _loss
 
     def loss(at: Tensor) -> Tensor:
         return loss_of(net(rows.inputs(at)), rows.truth[at], rows.at_least[at])

@@ -37,10 +37,10 @@ def tables(folder: Path) -> list[Path]:
     """The tables of a folder of cases, second measurements left out."""
     if not folder.is_dir():
         raise KernelcastError(f"no folder {folder}; give the folder of cases, as in kernelcast validate validation")
-    found = [path for path in sorted(folder.glob("*/*.parquet")) if not path.stem.endswith(AGAIN)]
-    if not found:
+    result = [path for path in sorted(folder.glob("*/*.parquet")) if not path.stem.endswith(AGAIN)]
+    if not result:
         raise KernelcastError(f"{folder} has no cases: none of its folders has a table of kernelcast collect")
-    return found
+    return result
 
 
 def validate(folder: Path, conditions: Conditions, *, seen: bool = False) -> list[Line]:
@@ -52,7 +52,7 @@ def _table(path: Path, conditions: Conditions, seen: bool) -> list[Line]:
     columns = read_canonical(path, more={"family": "VARCHAR"}).columns
     keep = np.ones(len(columns["op"]), dtype=bool) if seen else shape_fold(columns) == TEST_FOLD
     columns = {name: column[keep] for name, column in columns.items()}
-    found, bad = predict_columns(columns, None, conditions)
+    forecast, bad = predict_columns(columns, None, conditions)
     if bad.messages:
         raise KernelcastError(f"{path}: {bad.text()}")
     again = path.with_name(f"{path.stem}{AGAIN}.parquet")
@@ -60,7 +60,7 @@ def _table(path: Path, conditions: Conditions, seen: bool) -> list[Line]:
     groups: dict[tuple[str, str, str], list[int]] = {}
     for at, key in enumerate(zip(columns["gpu"], columns["family"], columns["dtype"], strict=True)):
         groups.setdefault(key, []).append(at)
-    truth, *results = columns["latency_us"], found["predicted_us"], found["low_us"], found["high_us"]
+    truth, *results = columns["latency_us"], forecast["predicted_us"], forecast["low_us"], forecast["high_us"]
     return [
         Line.of(truth[at], *(column[at] for column in results), gpu=g, family=f, dtype=d, noise=noise.get(f))
         for (g, f, d), at in sorted(groups.items())
@@ -70,11 +70,11 @@ def _table(path: Path, conditions: Conditions, seen: bool) -> list[Line]:
 def repeated(first: Path, second: Path) -> dict[str, float]:
     """Mean difference of calls that two tables measured, in percent, by family."""
     once, twice = _times(first), _times(second)
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for key, (family, latency) in twice.items():
         if key in once:
-            found.setdefault(family, []).append(abs(latency / once[key][1] - 1) * 100)
-    return {family: float(np.mean(differences)) for family, differences in found.items()}
+            result.setdefault(family, []).append(abs(latency / once[key][1] - 1) * 100)
+    return {family: float(np.mean(differences)) for family, differences in result.items()}
 
 
 def _times(path: Path) -> dict[str, tuple[str, float]]:

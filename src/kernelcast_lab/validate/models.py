@@ -102,34 +102,34 @@ class Measured:
 
 def measured(folder: Path) -> list[Measured]:
     """What was measured of the models of a folder, a machine each."""
-    found = []
+    results = []
     for path in sorted(folder.glob("*.json.gz")):
         try:
             lines = json.loads(gzip.decompress(path.read_bytes()))["cases"]
-            ran = tuple(
+            measured_models = tuple(
                 MeasuredModel(Case(**line["case"]), line["wall_ms"][0], line["kernel_ms"], line["kernels"])
                 for line in lines
             )
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise KernelcastError(f"{path}: not a file of measured models ({error})") from None
         name = path.name.removesuffix(".json.gz")
-        own = path.with_name(f"{name}{_HOST}")
-        found.append(Measured(name, ran, find_host(str(own)) if own.exists() else None))
-    return found
+        members = path.with_name(f"{name}{_HOST}")
+        results.append(Measured(name, measured_models, find_host(str(members)) if members.exists() else None))
+    return results
 
 
 def replay(
     folder: Path,
     conditions: Conditions,
-    words: Sequence[str] = (),
+    only: Sequence[str] = (),
     say: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Replayed]:
     """Every measured case (with ``words``, those whose id holds one of them)."""
     machines = measured(folder)
     cases = dict.fromkeys(ran.case for each in machines for ran in each.ran)
-    chosen = [case for case in cases if not words or any(word in case.id for word in words)]
+    chosen = [case for case in cases if not only or any(part in case.id for part in only)]
     times = {name: Times(gpu(name), conditions) for name in {each.gpu for each in machines}}
-    found: dict[str, list[Replayed]] = {each.name: [] for each in machines}
+    result: dict[str, list[Replayed]] = {each.name: [] for each in machines}
     for at, case in enumerate(chosen):
         say(at, len(chosen))
         traced = trace_case(folder, case)
@@ -139,9 +139,9 @@ def replay(
                 continue
             known = times[each.gpu]
             step = run_step(traced, known.gpu, conditions, times=known)
-            own = run_step(traced, known.gpu, conditions, times=known, on=each.host).time_s if each.host else 0.0
-            found[each.name].append(Replayed(each.name, ran, step, own))
-    return [one for each in machines for one in (found[each.name] if each.host else _with_own(found[each.name]))]
+            members = run_step(traced, known.gpu, conditions, times=known, on=each.host).time_s if each.host else 0.0
+            result[each.name].append(Replayed(each.name, ran, step, members))
+    return [one for each in machines for one in (result[each.name] if each.host else _with_own(result[each.name]))]
 
 
 def _with_own(cases: Sequence[Replayed]) -> list[Replayed]:
@@ -149,16 +149,16 @@ def _with_own(cases: Sequence[Replayed]) -> list[Replayed]:
     there, one number, by the least median error of their wall times."""
     if not cases:
         return []
-    models = sorted({one.ran.case.build for one in cases})
+    models = sorted({each.ran.case.build for each in cases})
     half = {build: at % 2 for at, build in enumerate(models)}
 
     def speed(of: int) -> float:
-        told = [one for one in cases if half[one.ran.case.build] != of] or list(cases)
-        off = [[abs(one.step.ends(host=s) * 1e3 / one.ran.wall_ms - 1) for one in told] for s in _SPEEDS]
+        values = [each for each in cases if half[each.ran.case.build] != of] or list(cases)
+        off = [[abs(each.step.ends(host=s) * 1e3 / each.ran.wall_ms - 1) for each in values] for s in _SPEEDS]
         return _SPEEDS[min(range(len(_SPEEDS)), key=lambda at: fmean(off[at]))]
 
     speeds = [speed(0), speed(1)]
-    return [replace(one, own_s=one.step.ends(host=speeds[half[one.ran.case.build]])) for one in cases]
+    return [replace(each, own_s=each.step.ends(host=speeds[half[each.ran.case.build]])) for each in cases]
 
 
 def trace_case(folder: Path, case: Case) -> Any:
@@ -166,33 +166,33 @@ def trace_case(folder: Path, case: Case) -> Any:
     from kernelcast.tracing import trace
     from kernelcast.tracing.build import TraceRequest, build
 
-    asked = TraceRequest(f"{folder / case.file}:{case.function}", case.batch, max(1, case.seq), case.dtype, case.mode)
-    built = build(asked)
+    request = TraceRequest(f"{folder / case.file}:{case.function}", case.batch, max(1, case.seq), case.dtype, case.mode)
+    built = build(request)
     return trace(
         built.model, built.inputs, case.mode, loss=built.loss, optimizer=case.optimizer, name=case.id  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def summary(found: Iterable[Replayed]) -> dict[str, Any]:
+def summary(result: Iterable[Replayed]) -> dict[str, Any]:
     """Mean errors in per cent, shares of cases; wall times by machine."""
-    cases = list(found)
-    machines = dict.fromkeys(one.machine for one in cases)
-    first = [one for one in cases if one.machine == next(iter(machines))]
-    kernels = [abs(one.kernel_error) for one in first]
+    cases = list(result)
+    machines = dict.fromkeys(each.machine for each in cases)
+    first = [each for each in cases if each.machine == next(iter(machines))]
+    kernels = [abs(each.kernel_error) for each in first]
     return {
         "cases": len(first),
-        "models": len({one.ran.case.build for one in first}),
+        "models": len({each.ran.case.build for each in first}),
         "kernels_error": fmean(kernels),
         "worst_kernels_error": max(kernels),
-        "machines": {name: _walls([one for one in cases if one.machine == name]) for name in machines},
+        "machines": {name: _walls([each for each in cases if each.machine == name]) for name in machines},
     }
 
 
 def _walls(cases: Sequence[Replayed]) -> dict[str, float]:
     return {
         "cases": len(cases),
-        "wall_error": fmean(abs(one.wall_error) for one in cases),
-        "wall_error_own_host": fmean(abs(one.own_error) for one in cases),
-        "inside": fmean(one.inside for one in cases),
-        "launch_bound_told_right": fmean(one.told_right for one in cases),
+        "wall_error": fmean(abs(each.wall_error) for each in cases),
+        "wall_error_own_host": fmean(abs(each.own_error) for each in cases),
+        "inside": fmean(each.inside for each in cases),
+        "launch_bound_told_right": fmean(each.told_right for each in cases),
     }

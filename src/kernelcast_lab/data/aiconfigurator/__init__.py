@@ -49,8 +49,8 @@ def tables() -> dict[str, TableMap]:
 
 def find(path: Path) -> list[Part]:
     """The tables of a checkout; none when it is not one."""
-    for place in _PLACES:
-        root = path / place
+    for subfolder in _PLACES:
+        root = path / subfolder
         files = sorted({file for pattern in _PATTERNS for file in root.glob(pattern)}) if root.is_dir() else []
         if files:
             return parts(_labelled(root, file) for file in files)
@@ -58,16 +58,16 @@ def find(path: Path) -> list[Part]:
 
 
 def _labelled(root: Path, file: Path) -> tuple[str, Path, Mapping[str, str]]:
-    chip, *_, framework, version, name = file.relative_to(root).parts
+    gpu_name, *_, framework, version, name = file.relative_to(root).parts
     stem = name.rsplit("_perf.", 1)[0]
-    labels = {"gpu": chip, "framework": framework, "version": version, "table": f"{stem}_perf"}
+    labels = {"gpu": gpu_name, "framework": framework, "version": version, "table": f"{stem}_perf"}
     return _TABLES.get(stem, stem), file, labels
 
 
 def rows(connection: DuckDBPyConnection, part: Part) -> str:
     """The part with times in microseconds and ``origin``: base, older, or newer_partial."""
-    found = counts(connection)
-    origins = _origins(part, {path: found.get(str(path), 0) for path, _ in part.files})
+    result = counts(connection)
+    origins = _origins(part, {path: result.get(str(path), 0) for path, _ in part.files})
     marked = Part(part.table, tuple((path, {**labels, "origin": origins[path]}) for path, labels in part.files))
     return relation(connection, marked, {"latency_us": "r.latency * 1000"}, needed=("latency",))
 
@@ -88,6 +88,6 @@ def _origins(part: Part, sizes: Mapping[Path, int]) -> dict[Path, str]:
 
 def version_key(version: str) -> tuple[tuple[int, int], ...]:
     """0.5.9 < 0.5.10, 1.3.0rc15 < 1.3.0 < 1.3.0.post1."""
-    words = {"rc": -1, "dev": -2, "a": -4, "b": -3, "post": 2}
+    names = {"rc": -1, "dev": -2, "a": -4, "b": -3, "post": 2}
     tokens = re.findall(r"\d+|[a-z]+", version.lower())
-    return (*((1, int(t)) if t.isdigit() else (words.get(t, 0), 0) for t in tokens), (0, 0))
+    return (*((1, int(t)) if t.isdigit() else (names.get(t, 0), 0) for t in tokens), (0, 0))

@@ -23,13 +23,13 @@ EXPERT_SIZES = {
 _DROPS = (("backfill", "origin = 'backfill'"), ("older_version", "origin = 'older'"), ("suspect", "suspect"))
 
 
-def table(*ops: OpMap, drops: Rules = (), optional: Mapping[str, str] | None = None, **own: str) -> TableMap:
+def table(*ops: OpMap, drops: Rules = (), optional: Mapping[str, str] | None = None, **condition: str) -> TableMap:
     fields = {
         "stack": "lower(framework)",
         "version": "version",
         "kernel_source": "kernel_source",
         "rotation": "1",
-        **own,
+        **condition,
     }
     lacking = {"origin": "'base'", "suspect": "false", **(optional or {})}
     return TableMap(SOURCE, ops, drops=(*_DROPS, *drops), optional=lacking, **fields)

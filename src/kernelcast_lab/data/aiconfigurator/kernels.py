@@ -12,21 +12,21 @@ _MOE = {**FLOATS, "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int4_wo": "int4",
         "w4a8_mxfp4_mxfp8": "mxfp4_fp8"}  # fmt: skip
 
 
-def _attention(**own: str) -> OpMap:
+def _attention(**condition: str) -> OpMap:
     shared = {"batch": "batch_size", "q_heads": "num_heads", "head_dim": "head_dim", "backend": attention_backend()}
-    return OpMap("attention", {**shared, **own}, case("attn_dtype", FLOATS))
+    return OpMap("attention", {**shared, **condition}, case("attn_dtype", FLOATS))
 
 
-def _self_attention(**own: str) -> TableMap:
+def _self_attention(**condition: str) -> TableMap:
     heads = "CASE WHEN num_key_value_heads = 0 THEN num_heads ELSE num_key_value_heads END"  # 0: as many
     shared = {"kv_heads": heads, "kv_dtype": case("kv_cache_dtype", KV), "window": "window_size", "causal": "true"}
-    return table(_attention(**shared, **own), optional={"window_size": "0", "num_key_value_heads": "num_heads"})
+    return table(_attention(**shared, **condition), optional={"window_size": "0", "num_key_value_heads": "num_heads"})
 
 
-def _mla(wide_ep: OpMap, **own: str) -> TableMap:
+def _mla(wide_ep: OpMap, **condition: str) -> TableMap:
     # num_heads is what one rank has: times follow it, and do not change with tp_size.
     shared = {"batch": "batch_size", "q_heads": "num_heads", "causal": "true", "backend": attention_backend()}
-    parameters = {**shared, "kv_dtype": case("kv_cache_dtype", KV), **own}
+    parameters = {**shared, "kv_dtype": case("kv_cache_dtype", KV), **condition}
     call = OpMap("mla", parameters, case("mla_dtype", FLOATS), f"NOT ({wide_ep.where})")
     return table(call, wide_ep, drops=(WIDE_EP_HOST,), optional={"model": "NULL", "gemm_type": "NULL"})
 
@@ -90,9 +90,9 @@ def _bmm() -> TableMap:
 
 def _collectives() -> TableMap:
     """``message_size`` counts elements; nccl-tests' sizes are what our ``bytes`` means for each op."""
-    word = "coalesce(nccl_dtype, allreduce_dtype)"
-    width = f"(CASE {word} WHEN 'int8' THEN 1 ELSE 2 END)"
-    dtype = case(word, {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"})
+    value = "coalesce(nccl_dtype, allreduce_dtype)"
+    width = f"(CASE {value} WHEN 'int8' THEN 1 ELSE 2 END)"
+    dtype = case(value, {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"})
     # More than a pair of the L40S lies behind host bridges that do not pass traffic between GPUs: 5 GB/s each of four
     # where a pair has 20, 1.5 of eight. That is one host, not the card.
     shared = "CASE WHEN _gpu = 'l40s' AND num_gpus > 2 THEN 'pcie4_shared' END"

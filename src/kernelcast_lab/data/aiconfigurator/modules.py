@@ -48,14 +48,14 @@ def _host_bound(condition: str) -> tuple[str, str]:
 
 
 def _mla(lengths: dict[str, str], absorbed: str) -> TableMap:
-    own = {"backend": _backend(), "absorbed": absorbed, "fused": f"NOT ({_VLLM}) OR _gpu = 'b200_sxm'"}
-    return table(OpMap("mla_layer", {**_SHARED, **lengths, **own}, case("gemm_type", _LINEAR)))
+    cells = {"backend": _backend(), "absorbed": absorbed, "fused": f"NOT ({_VLLM}) OR _gpu = 'b200_sxm'"}
+    return table(OpMap("mla_layer", {**_SHARED, **lengths, **cells}, case("gemm_type", _LINEAR)))
 
 
 def _wide_ep(lengths: dict[str, str], absorbed: str) -> OpMap:
     """SGLang's layer for wide expert parallelism, whose rows lie among those of single kernels."""
-    own = {"backend": _backend(), "absorbed": absorbed}
-    return OpMap("mla_layer", {**_SHARED, **lengths, **own}, "'fp8_block'", _WIDE_EP)
+    cells = {"backend": _backend(), "absorbed": absorbed}
+    return OpMap("mla_layer", {**_SHARED, **lengths, **cells}, "'fp8_block'", _WIDE_EP)
 
 
 def wide_ep_prefill() -> OpMap:
@@ -74,40 +74,40 @@ def _dsa(lengths: dict[str, str]) -> OpMap:
     glm = "architecture LIKE 'Glm%'"
     sizes = {"hidden": (6144, 7168), "q_rank": (2048, 1536), "nope_dim": (192, 128), "v_dim": (256, 128)}
     sizes |= {"index_heads": (32, 64)}
-    own = {
+    cells = {
         **{name: f"CASE WHEN {glm} THEN {of_glm} ELSE {other} END" for name, (of_glm, other) in sizes.items()},
         "indexer": "op_name NOT LIKE '%skip_indexer'",
         "path": "CASE WHEN kernel_source LIKE '%dense_mha%' THEN 'dense' ELSE 'sparse' END",
         "backend": _backend(),
         "fused": f"NOT ({_VLLM})",
     }
-    return OpMap("dsa_layer", {**_SHARED, **lengths, **own}, case("gemm_type", _LINEAR), _DSA)
+    return OpMap("dsa_layer", {**_SHARED, **lengths, **cells}, case("gemm_type", _LINEAR), _DSA)
 
 
 def _v4(lengths: dict[str, str]) -> OpMap:
     """DeepSeek V4's Flash and Pro. FlashMLA is given all heads of the model, those of other ranks as zeros."""
     flash = "model LIKE '%Flash%'"
     sizes = {"hidden": (4096, 7168), "q_rank": (1024, 1536), "index_topk": (512, 1024)}
-    own = {
+    cells = {
         **{name: f"CASE WHEN {flash} THEN {of_flash} ELSE {pro} END" for name, (of_flash, pro) in sizes.items()},
         "padded_heads": f"CASE WHEN lower(framework) = 'trtllm' THEN NULL WHEN {flash} THEN 64 ELSE 128 END",
         "compress_ratio": "compress_ratio",
         "backend": _backend(),
     }
-    return OpMap("compressed_layer", {**_SHARED, **lengths, **own}, case("gemm_type", _LINEAR), _V4)
+    return OpMap("compressed_layer", {**_SHARED, **lengths, **cells}, case("gemm_type", _LINEAR), _V4)
 
 
 def _msa(lengths: dict[str, str]) -> OpMap:
-    own = {"kv_heads": "greatest(1, num_heads // 16)", "backend": _backend()}
-    return OpMap("block_sparse_layer", {**_SHARED, **lengths, **own}, case("gemm_type", _LINEAR), _MSA)
+    cells = {"kv_heads": "greatest(1, num_heads // 16)", "backend": _backend()}
+    return OpMap("block_sparse_layer", {**_SHARED, **lengths, **cells}, case("gemm_type", _LINEAR), _MSA)
 
 
 def _sparse(lengths: dict[str, str], *drops: tuple[str, str]) -> TableMap:
     plain = ("reference_code", f"{_MSA} AND kernel_source = 'default'")
-    one = ("prefill_of_one", "isl = 1 AND step > 0 AND op_name LIKE '%context%'")
+    each = ("prefill_of_one", "isl = 1 AND step > 0 AND op_name LIKE '%context%'")
     compiling = ("eager", f"{_MSA} AND lower(framework) = 'trtllm'")
     ops = _dsa(lengths), _v4(lengths), _msa(lengths)
-    return table(*ops, drops=(plain, one, compiling, *drops), optional={"compress_ratio": "NULL"})
+    return table(*ops, drops=(plain, each, compiling, *drops), optional={"compress_ratio": "NULL"})
 
 
 def _parts() -> TableMap:

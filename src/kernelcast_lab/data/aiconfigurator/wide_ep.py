@@ -47,8 +47,8 @@ def _deepep() -> TableMap:
         ("unclear_fabric", f"node_num > 4 AND NOT {low}"),
     )
     lacking = {f"{name}{column}": "NULL" for name in ("dispatch", "combine") for column in columns}
-    found = table(way("dispatch", "fp8_block"), way("combine", "bf16"), rotation="NULL", optional=lacking)
-    return replace(found, drops=drops)
+    result = table(way("dispatch", "fp8_block"), way("combine", "bf16"), rotation="NULL", optional=lacking)
+    return replace(result, drops=drops)
 
 
 def _alltoall() -> TableMap:
