@@ -8,7 +8,7 @@ WORKERS ?= 2
 # conftest.py says which tests share a worker, and in which order they run
 SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick lint unit docs bench accuracy weights clean
+.PHONY: demo test quick coverage lint unit docs bench accuracy weights clean
 
 demo: $(STAMP)
 	for gpu in h200_sxm a100_sxm l40s; do \
@@ -28,6 +28,10 @@ unit: $(DEV_STAMP)
 # For daily work: all but what is marked slow
 quick: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(SPREAD) -m "not slow"
+
+# Which lines tests run, and which not: a summary by file, and build/coverage/index.html
+coverage: $(DEV_STAMP)
+	$(BIN)/python -m pytest $(SPREAD) --cov --cov-report=term:skip-covered --cov-report=html
 
 # The documentation as a site, in build/site
 docs: $(DEV_STAMP)
