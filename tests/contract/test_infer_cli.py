@@ -280,7 +280,7 @@ def test_plot_is_a_picture(run: Run, tmp_path: Path) -> None:
         ("infer llama-3.1-8b --gpu h100_sxm --tp 3", ["tp 3 does not divide the 32 heads"]),
         ("infer llama-3.1-8b --gpu h100_sxm --tp 2 --ep 2", ["ep 2: llama-3.1-8b has no experts"]),
         ("infer llama-3.1-8b --gpu h100_sxm --pp 64", ["pp 64 is more than the 32 layers"]),
-        ("infer llama-3.1-8b --gpu h100_sxm --batch 5000", ["GiB more than", "the largest batch of this kind is"]),
+        ("infer llama-3.1-8b --gpu h100_sxm --batch 5000", ["GiB more than", "the largest batch of such requests is"]),
         ("infer llama-3.1-405b --gpu h100_sxm", ["weights alone are too large", "--tp"]),
         ("infer qwen3-next-80b-a3b --gpu h100_sxm --tp 3", ["tp 3 does not divide the 16 key heads"]),
         ("infer bert-base --gpu h100_sxm --input-len 100 --output-len 2", ["an encoder", "--output-len 1"]),

@@ -13,7 +13,6 @@ from kernelcast.serving.load import (
     Lengths,
     Load,
     arrivals,
-    empirical,
     ramp,
     random_prompts,
     repeated_prefixes,
@@ -213,13 +212,6 @@ def test_lengths_have_their_mean_and_spread() -> None:
         assert found.mean() == pytest.approx(1000, rel=0.01) and found.std() == pytest.approx(200, rel=0.03)
     cut = Lengths(100, "normal", std=100, low=50, high=120).draw(1000, draws())
     assert (cut.min(), cut.max()) == (50, 120)
-
-
-def test_seen_requests_are_drawn_with_their_answers() -> None:
-    inputs, outputs = empirical(500, [10, 20, 30], [1, 2, 3], draws())
-    assert np.array_equal(inputs, outputs * 10) and set(inputs) == {10, 20, 30}
-    with pytest.raises(KernelcastError, match="as many prompts as answers"):
-        empirical(5, [1], [], draws())
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.serving import moved
+
+if not TYPE_CHECKING:
+    __getattr__ = moved("load")
 
 Pieces = tuple[tuple[int, int], ...]
 
@@ -325,15 +329,6 @@ class Lengths:
             variance = math.log1p((self.std / self.mean) ** 2)
             lengths = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)
         return np.clip(np.rint(lengths), self.low, self.high or None).astype(np.int64)
-
-
-def empirical(count: int, inputs: ArrayLike, outputs: ArrayLike, draws: np.random.Generator) -> tuple[Tokens, Tokens]:
-    """Prompts and answers of requests that were seen, drawn with replacement; a prompt keeps its answer."""
-    seen, answers = np.asarray(inputs, dtype=np.int64), np.asarray(outputs, dtype=np.int64)
-    if not len(seen) or len(seen) != len(answers):
-        raise KernelcastError(f"lengths are drawn from as many prompts as answers, not {len(seen)} and {len(answers)}")
-    rows = draws.integers(0, len(seen), size=count)
-    return seen[rows], answers[rows]
 
 
 @dataclass(frozen=True, eq=False)
