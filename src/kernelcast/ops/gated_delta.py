@@ -65,8 +65,9 @@ class GatedDelta(LinearKernel):
         decode = recurrent_kernel(gpu, sizes)
         if not sizes.tokens.any():
             return (decode,)
-        prefill = flashinfer_kernel if cls.backend_of(calls, gpu) == "flashinfer" else triton_chain
-        return decode, *prefill(gpu, sizes, calls["qk_norm"])
+        if cls.backend_of(calls, gpu) == "flashinfer":
+            return decode, _prepare(gpu, sizes, 1 + calls["qk_norm"]), _fused(gpu, sizes)
+        return decode, *triton_chain(gpu, sizes, calls["qk_norm"])
 
 
 _STATE_BLOCKS = (32.0, 64.0)  # columns of the state that a CTA of the chunk walk keeps (autotuned in chunk_delta_h.py)
@@ -86,10 +87,6 @@ def triton_chain(gpu: Gpu, sizes: StateSizes, qk_norm: Array) -> Works:
     """One kernel after another, each over all chunks except the serial state update."""
     prepare = _prepare(gpu, sizes, 1 + 2 * qk_norm)  # queries and keys by a kernel each
     return prepare, *(kernel(gpu, sizes) for kernel in (_scores, inverse, _wy_form, chunk_walk, _outputs))
-
-
-def flashinfer_kernel(gpu: Gpu, sizes: StateSizes, qk_norm: Array) -> Works:
-    return _prepare(gpu, sizes, 1 + qk_norm), _fused(gpu, sizes)
 
 
 def _prepare(gpu: Gpu, sizes: StateSizes, launches: Array) -> Work:

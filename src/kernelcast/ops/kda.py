@@ -67,7 +67,9 @@ class Kda(LinearKernel):
         decode = recurrent_kernel(gpu, sizes, k, around, calls["fused"] * 2 * calls["width"] * elements)
         if not sizes.tokens.any():
             return (decode,)
-        return decode, *(flash_kernels if flash else triton_chain)(gpu, sizes)
+        if flash:
+            return decode, _flash_prepare(gpu, sizes), _flash_recurrence(gpu, sizes)
+        return decode, *triton_chain(gpu, sizes)
 
 
 def _around_bytes(sizes: StateSizes, width: Array) -> Array:
@@ -174,10 +176,6 @@ def _outputs(gpu: Gpu, sizes: StateSizes) -> Work:
         + (sizes.state + square) * sizes.element_bytes,
         smem_per_cta=row * sizes.k + sizes.state * sizes.element_bytes,
     )  # fmt: skip
-
-
-def flash_kernels(gpu: Gpu, sizes: StateSizes) -> Works:
-    return _flash_prepare(gpu, sizes), _flash_recurrence(gpu, sizes)
 
 
 def _flash_prepare(gpu: Gpu, sizes: StateSizes) -> Work:

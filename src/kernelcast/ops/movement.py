@@ -101,6 +101,8 @@ class Gather(MemoryKernel):
 
 
 class _EmbeddingTable(MemoryKernel):
+    """Parameters of the lookup and of its gradient."""
+
     tokens: int = size("tokens to look up")
     hidden: int = size("embedding dimension")
     vocab: int = size("rows of the embedding table")
