@@ -32,7 +32,7 @@ from kernelcast.ops.work import Array, Work, Works
 
 _DECODED = 2.0  # new tokens of a request, at most, that are a decode
 _TILE_ROWS = 128.0
-_WALK_CYCLES = 8000.0  # of 256 keys that a CTA of SGLang's Triton kernel scores: 17 ns a key on a B200
+_WALK_CYCLES = 8000.0  # of 256 keys that a CTA of SGLang's Triton kernel scores: 17 ns per key on a B200
 _CHOOSES = 4.0  # compressed keys of up to so many tokens are too many to attend to all
 _GROUP = 8.0  # heads of a group of the output
 _SMALL_KERNELS = 6.0  # norms of latent and key, of each head, rotation of queries and key, cache, rotation back

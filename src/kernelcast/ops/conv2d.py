@@ -52,7 +52,7 @@ from kernelcast.stacks import runner
 # 1 winograd: F(4x4, 3x3) needs 36 products a channel for 16 outputs, not 144 (Lavin and Gray,
 #   arXiv 1509.09308). cuDNN and MIOpen use it for 3x3 filters in fp32,
 #   which PyTorch selects only with torch.backends.cudnn.benchmark.
-# 2 direct: a thread an output pixel, for depthwise filters.
+# 2 direct: one thread per output pixel, for depthwise filters.
 ALGORITHMS = ("implicit_gemm", "winograd", "direct")
 LAYOUTS = ("nhwc", "nchw")
 _LAYOUT_HELP = "nchw: PyTorch's default; nhwc: channels last (default: nhwc)"

@@ -228,7 +228,7 @@ def _work(
     c_bytes = tile_m * tile_n * np.where(np.asarray(split) > 1, 8.0, dtype.out_bytes)  # fp32 partials, written and read
     smem_bytes = unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n)
     if product.pixels_inner and pipe == "tensor" and dtype.act_bytes > 2:
-        smem_bytes = smem_bytes + 2 * (a_bytes + b_bytes)  # matrix units take 4-byte operands along k: turned first
+        smem_bytes = smem_bytes + 2 * (a_bytes + b_bytes)  # matrix units take 4-byte operands along k: transposed first
     stages = unit.stages if pipe == "tensor" else 2
     stage = (tile_m * dtype.act_bytes + tile_n * dtype.weight_bytes) * tile_k
     return Work(
@@ -265,9 +265,9 @@ def _columns(dtype: DType, product: ConvProduct, tile_n: Array) -> Array:
 
 
 VECTOR_BYTES = 16.0  # channels of a pixel that one load takes
-_SQUARE = 32.0  # pixels and channels that are turned at once: few of either fill a part of it
+_SQUARE = 32.0  # pixels and channels transposed at once: few of either fill a part of it
 _EMPTY = 0.8  # of an element's instructions, for padding in a square: 2.4 million of 3x3 in 12 us
-_TURN_INSTRUCTIONS = 40.0  # of a thread an element: 6.4 million in 11 us beside the start
+_TRANSPOSE_INSTRUCTIONS = 40.0  # of a thread per element: 6.4 million in 11 us beside the start
 _PAD_INSTRUCTIONS = 24.0  # 12.8 million in 13 us
 _THREADS, _ELEMENTS = 256.0, 1024.0  # of a CTA
 
@@ -293,14 +293,14 @@ def layout_kernels(calls: Calls, sizes: ConvSizes, gpu: Gpu, images: Sequence[Im
     """A kernel for each tensor that is transposed or padded, in order."""
     if matmul_pipe(gpu, calls.dtype.name) != "tensor":
         return ()
-    turned = transposed(calls, sizes, gpu)
+    converts = transposed(calls, sizes, gpu)
     last = calls.choice("layout") != "nchw"
     works = []
     for image in images:
         grain = VECTOR_BYTES / calls.dtype.act_bytes
         padded = ceil_div(image.channels, grain) * grain
         short = (padded > image.channels) & (sizes.groups == 1) & last
-        transposes = turned & ~(image.is_filter & (sizes.taps == 1))  # a filter of one tap has both formats
+        transposes = converts & ~(image.is_filter & (sizes.taps == 1))  # a filter of one tap has both formats
         if not (transposes | short).any():
             continue
         squares = ceil_div(image.channels, _SQUARE) * ceil_div(image.pixels, _SQUARE)
@@ -308,7 +308,7 @@ def layout_kernels(calls: Calls, sizes: ConvSizes, gpu: Gpu, images: Sequence[Im
         elements = image.count * np.where(
             transposes, real + _EMPTY * (squares * _SQUARE**2 - real), image.pixels * padded
         )
-        each = np.where(transposes, _TURN_INSTRUCTIONS, _PAD_INSTRUCTIONS)
+        each = np.where(transposes, _TRANSPOSE_INSTRUCTIONS, _PAD_INSTRUCTIONS)
         works.append(
             vector_kernel(
                 gpu,
@@ -329,7 +329,7 @@ OF_INPUT: Instructions = {"pytorch": (150.0, 20.0), "nhwc": (0.0, 8.5), "nchw": 
 OF_FILTERS: Instructions = {"pytorch": (0.0, 36.0), "nhwc": (0.0, 3.5), "nchw": (10.0, 13.0)}
 _GENERAL = 60.0  # a tap of a filter without a specialised cuDNN kernel (conv2d_grouped_direct_kernel): 37 to 135
 _APART = 1.5  # of a tap's instructions, with a stride, where outputs share less
-# PyTorch's gradient of depthwise filters: a CTA an element of a filter, a warp an image, a lane a pixel.
+# PyTorch's gradient of depthwise filters: one CTA per filter element, a warp per image, a lane per pixel.
 _IMAGE_INSTRUCTIONS = 100.0  # of a warp, to begin an image
 _PIXEL_CYCLES = 290.0  # of a warp, for the next 32 pixels, where few CTAs leave nothing else to do
 _WARPS = 8.0

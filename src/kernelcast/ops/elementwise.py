@@ -48,7 +48,7 @@ def elementwise_work(calls: Calls, gpu: Gpu, cost: Cost, *, row_ctas: bool = Fal
     rows, cols = calls["rows"], calls["cols"]
     source, out = calls.dtype, find_dtype(calls.choice("to") or calls.choice("dtype"))
     elements = rows * cols
-    wide = max(source.act_bytes, out.act_bytes)  # the wider tensor sets the elements a thread
+    wide = max(source.act_bytes, out.act_bytes)  # the wider tensor sets the elements per thread
     tasks = rows if row_ctas else ceil_div(elements, _THREADS * VECTOR_BYTES / wide)
     threads = row_threads(gpu, cols) if row_ctas else np.full_like(tasks, _THREADS)
     # A copy moves bits; anything that computes, or changes format, converts 16-bit numbers to fp32 and back.

@@ -93,7 +93,7 @@ def row_bytes(calls: Calls) -> Array:
 KERNELS = ("one_sided", "two_sided")
 _THREADS = 256.0
 _ALLTOALL_MEETING_CYCLES = 18e3  # ranks wait for each other's flags, as in DeepEP's low-latency kernels
-_ROUND_CYCLES = 1800.0  # a load and a sum over the CTA before it, a token a thread (GB200: 7 ns a token)
+_ROUND_CYCLES = 1800.0  # a load and a sum over the CTA before it, one token per thread (GB200: 7 ns per token)
 _INDEX_BYTES = 8.0  # per selected expert of a token: its id and its weight
 _MESSAGES = 2.0  # dependent: the rows, and the flag that they came
 
@@ -184,7 +184,7 @@ _MOST_SMS = 256
 _NORMAL_THREADS, _LOW_LATENCY_THREADS = 768.0, 1024.0
 # A channel, a pair of SMs, sends its tokens serially: find a free slot at each peer, copy, signal; what
 # comes back is added up in rounds of one load from every peer, which wait for memory. Slopes of public campaigns on
-# H100, H200 and B200 with 4 to 24 SMs: 150 to 220 ns a token, 20 to 60 ns a rank; 55 to 95 ns a KiB that is added up.
+# H100, H200 and B200 with 4 to 24 SMs: 150 to 220 ns per token, 20 to 60 per rank; 55 to 95 per KiB added up.
 _TOKEN_CYCLES, _RANK_CYCLES, _ADD_CYCLES_PER_BYTE = 330.0, 60.0, 0.15
 # Ranks synchronise before and after: system-wide fences, and flags that all wait for. One token takes on
 # H100 and H200 beside launches: 18 us out and 38 us back by the normal kernels, 9 us by the others.

@@ -44,7 +44,7 @@ class Backend:
     packs_mixed: bool = False  # heads share a tile if any request has few queries, else only if all have
 
 
-# FlashInfer: scheduler.cuh picks 16, 64 or 128 packed rows and splits for two CTAs an SM. FlashAttention 2:
+# FlashInfer: scheduler.cuh picks 16, 64 or 128 packed rows and splits for two CTAs per SM. FlashAttention 2:
 # flash_fwd_launch_template.h; num_splits_heuristic fills the SMs once. FlashAttention 3: tile_size.h, and the dynamic
 # splits of flash_prepare_scheduler.cu; heuristics.h, should_pack_gqa: requests of unequal lengths are packed, whatever
 # they are. cuDNN, TensorRT-LLM and FA4 on Blackwell: two tiles of 128 rows in flight. Triton: the serving engines'

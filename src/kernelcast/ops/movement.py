@@ -27,7 +27,7 @@ from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0  # PyTorch's copy of a strided tensor: elementwise_kernel<128, 4>
 _OFFSET_INSTRUCTIONS = 12.0  # of a thread for an element: a division by multiplying for each dimension (IntDivider)
-_GATHER_THREADS = 256.0  # PyTorch's vectorised gather: at most 256 threads of 16 bytes, so 4 KiB of a row a CTA
+_GATHER_THREADS = 256.0  # PyTorch's vectorised gather: at most 256 threads of 16 bytes, 4 KiB of a row per CTA
 _KV_DTYPES = (*VECTOR_DTYPES, "fp8", "int8", "nvfp4")
 _TOKEN_THREADS = 512.0  # at most, of reshape_and_cache_flash
 _UNSORTED_TOKENS = 3072.0  # up to this, one kernel processes the tokens in order (Embedding.cu)

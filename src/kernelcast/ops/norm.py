@@ -92,7 +92,7 @@ class _NormBackward(MemoryKernel):
     """Both gradients: one CTA per row for dx; one CTA per 32 columns, down all rows, for the weights."""
 
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 131072, "cols": 1024})
-    vectors: ClassVar[float]  # gradients of ``cols`` weights; the forward pass kept as many fp32 numbers a row
+    vectors: ClassVar[float]  # gradients of ``cols`` weights; the forward pass kept as many fp32 values per row
     input_flops: ClassVar[float]  # an element, both passes
     weight_flops: ClassVar[float]
 
@@ -156,7 +156,7 @@ class _NormBackward(MemoryKernel):
             warp_instructions=2 * elements / gpu.warp_threads,
             registers=40.0,
             smem_bytes_per_cta=np.where(warps > 1, 2 * 4 * (_WEIGHT_COLS + 1) * warps, 0.0),
-            steps=ceil_div(each, warps * 8) + 1,  # eight rows a thread are in flight
+            steps=ceil_div(each, warps * 8) + 1,  # eight rows per thread are in flight
         )
 
 
@@ -180,7 +180,7 @@ class LayerNormBackward(_NormBackward):
 
 _BLOCK_THREADS = 512.0  # kCUDABlockReduceNumThreads, of a CTA that reduces at least so many numbers
 _WARP_THREADS = 32.0  # of a CTA that reduces fewer
-_CHANNEL_THREADS = 256.0  # kCUDANumThreads, a number a channel
+_CHANNEL_THREADS = 256.0  # kCUDANumThreads, one value per channel
 _FEW_IMAGES = 128.0  # kReduceTileSize: up to so many, a thread sums the weights' gradients over the images
 _TILE = 32.0
 # A thread waits for each element before the next: on an H200 33 us for 80 steps of the statistics.

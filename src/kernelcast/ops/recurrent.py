@@ -172,8 +172,8 @@ _TILE = 16.0
 _TILE_CYCLES = ((0.0, 3000.0), (2000.0, 5000.0))
 _PLAIN = 1.5  # times that, of the forward kernel for a state without gates
 _KEPT_BYTES = 128 * 1024  # of weights in an SM's registers
-# small: a CTA a sequence, a thread an output, its row of weights in registers as far as they go, the rest from L1; or,
-# on tensor cores, a CTA eight sequences. Of a step: to exchange the state, for each weight, for each byte beyond
+# small: a CTA per sequence, a thread per output, its row of weights in registers, what fits, the rest in L1; or,
+# on tensor cores, a CTA per eight sequences. Of a step: to exchange the state, for each weight, for each byte beyond
 # registers; and to load a weight first.
 _EXCHANGE_CYCLES = (700.0, 1000.0)
 _WEIGHT_CYCLES = 0.016

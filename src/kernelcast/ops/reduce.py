@@ -30,7 +30,7 @@ from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 _THREADS = 512.0  # MAX_NUM_THREADS
 _VECTOR = 4.0  # vt0: neighbours that a thread takes at once, of the inputs or of the outputs
 _VECTOR_FROM = 128.0  # shorter rows are read one element at a time
-_WARP_VALUES, _SPLIT_VALUES = 16.0, 256.0  # values a thread from which warps, and CTAs, share an output
+_WARP_VALUES, _SPLIT_VALUES = 16.0, 256.0  # values per thread from which warps, and CTAs, share an output
 _LOSS_ROWS_PER_THREAD = 16.0  # nll_loss_threads: the power of two nearest to rows / 16, from 32 to 1024
 _SCAN_THREADS = 512.0  # of a CTA of cumsum (ScanUtils.cuh), shared by rows when they are short
 _FEWEST, _MOST = 16.0, 512.0  # threads of a row there

@@ -112,7 +112,7 @@ _ADD_INSTRUCTIONS = 200.0  # of index_add, with 64-bit divisions: 483 us for 64e
 _CHECKS = 11.0  # kernels that find the least and the largest index, check them, and enumerate positions
 _MEAN_STEPS = 4.0  # waits of a warp, for rows of the same index
 _REPEAT_CYCLES = 800.0  # of a row that is added to the one before
-_GATHER_THREADS = 256.0  # vectorized_gather_kernel: 16 bytes a thread, a CTA for a piece of a row
+_GATHER_THREADS = 256.0  # vectorized_gather_kernel: 16 bytes per thread, a CTA per piece of a row
 _ADD_THREADS, _ADD_CTAS_PER_SM = 128.0, 8.0  # indexFuncLargeIndex
 AXES = ("rows", "cols")
 
