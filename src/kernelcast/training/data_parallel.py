@@ -84,8 +84,8 @@ class DataParallel:
         if self.layout.dp == 1 or self.layout.zero < 3:
             return
         firsts: dict[tuple[str, int], int] = {}  # kernel of each unit, in the order of the pass
-        for at, (kernel, place) in enumerate(zip(queue.kernels, queue.places, strict=True)):
-            firsts.setdefault((kernel.phase, self.unit_of[place]), at)
+        for at, (kernel, op) in enumerate(zip(queue.kernels, queue.indices, strict=True)):
+            firsts.setdefault((kernel.phase, self.unit_of[op]), at)
         before = next(iter(firsts.values()), 0)
         for (_, unit), first in firsts.items():
             for bucket in buckets(self._units.get(unit, ()), _ALL, "all_gather"):

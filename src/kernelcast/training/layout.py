@@ -96,10 +96,10 @@ class TrainingLayout:
         return ProcessGroup(*worlds[name], self.gpus_per_node, self.between_nodes)
 
     def sends_between_nodes(self, gpu: Gpu, stage: int) -> bool:
-        """Whether ``stage`` and the next one (the first, after the last) are on different nodes."""
+        """Whether ``stage`` and the next (the first, after the last) are on different nodes."""
         node = self.tp * self.dp
-        one, other = stage % self.pp, (stage + 1) % self.pp
-        return not nvlink_domain(gpu) and one * node // self.gpus_per_node != other * node // self.gpus_per_node
+        here, there = (at % self.pp * node // self.gpus_per_node for at in (stage, stage + 1))
+        return not nvlink_domain(gpu) and here != there
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Pipeline schedules: which micro-batch each stage works on, in which order, and when that lets it."""
+"""Pipeline parallelism: layers split into stages, and schedules that order the micro-batches of each stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LayerMap:
         names = [_layer_name(op.module) for op in trace.ops]
         forward = [name for name, op in zip(names, trace.ops, strict=True) if op.phase == "forward" and name]
         self.names = list(dict.fromkeys(forward))
-        self.layers = len(self.names)
+        self.count = len(self.names)
         self.unit = self._units(names)
         self.owner = self._owners()
 
@@ -43,9 +43,9 @@ class LayerMap:
         units, now = [], 0
         for at, name in enumerate(names):
             if phases[at] != "backward":
-                now = number.get(name, self.layers + 1 if at > behind else now)
+                now = number.get(name, self.count + 1 if at > behind else now)
             else:
-                now = number.get(name, self.layers + 1 if at < first else 0 if at > ended else now)
+                now = number.get(name, self.count + 1 if at < first else 0 if at > ended else now)
             units.append(now)
         return units
 
@@ -73,25 +73,25 @@ class LayerMap:
         tables = {op.arguments[0].storage: op.arguments[0] for op in self.trace.ops if op.name == "embedding"}
         used = {
             x.storage for op, unit in zip(self.trace.ops, self.unit, strict=True)
-            if op.phase == "forward" and unit > self.layers and op.name != "embedding" for x in op.inputs
+            if op.phase == "forward" and unit > self.count and op.name != "embedding" for x in op.inputs
         }  # fmt: skip
         return float(sum(x.bytes for at, x in tables.items() if at in used))
 
 
 def _layer_name(path: str) -> str:
-    found = _LAYER.match(path)
-    return found.group(0) if found else ""
+    match = _LAYER.match(path)
+    return match.group(0) if match else ""
 
 
-def parts(depth: LayerMap, unit_s: Sequence[float], count: int, given: Sequence[int] | None = None) -> list[int]:
-    """The part of each unit when the layers are cut into ``count`` runs; what comes before and behind goes with the
+def parts(layer_map: LayerMap, unit_s: Sequence[float], count: int, given: Sequence[int] | None = None) -> list[int]:
+    """The part of each unit when the layers are split into ``count`` runs; what comes before and behind goes with the
     first and the last. ``given``: layers of each part; else the slowest part is as fast as it can be."""
-    layers = depth.layers
+    layers = layer_map.count
     if count == 1:
         return [0] * (layers + 2)
     if count > layers:
         raise KernelcastError(
-            f"{count} parts (pp x virtual_stages) are more than the {layers} layers found in {depth.trace.name}"
+            f"{count} parts (pp x virtual_stages) are more than the {layers} layers found in {layer_map.trace.name}"
         )
     if given is not None:
         if sum(given) != layers or min(given) < 1:
@@ -112,7 +112,7 @@ def balanced(times_s: Sequence[float], count: int) -> list[int]:
     n = len(times_s)
     best = np.full((count + 1, n + 1), np.inf)
     spread = np.full((count + 1, n + 1), np.inf)
-    cut = np.zeros((count + 1, n + 1), dtype=int)
+    starts = np.zeros((count + 1, n + 1), dtype=int)
     best[0, 0] = spread[0, 0] = 0.0
     for k in range(1, count + 1):
         for end in range(k, n - (count - k) + 1):
@@ -121,19 +121,19 @@ def balanced(times_s: Sequence[float], count: int) -> list[int]:
                 squares = spread[k - 1, start] + (end - start - n / count) ** 2
                 better = longest < best[k, end] * (1 - 1e-9)
                 if better or (longest <= best[k, end] * (1 + 1e-9) and squares < spread[k, end]):
-                    best[k, end], spread[k, end], cut[k, end] = longest, squares, start
+                    best[k, end], spread[k, end], starts[k, end] = longest, squares, start
     sizes, end = [], n
     for k in range(count, 0, -1):
-        sizes.append(end - int(cut[k, end]))
-        end = int(cut[k, end])
+        sizes.append(end - int(starts[k, end]))
+        end = int(starts[k, end])
     return sizes[::-1]
 
 
-def sent_bytes(depth: LayerMap, part_of: Sequence[int], part: int) -> tuple[float, str]:
+def sent_bytes(layer_map: LayerMap, part_of: Sequence[int], part: int) -> tuple[float, str]:
     """What the forward pass of ``part`` hands to the next: results of its layers that those read. And their format."""
     made: dict[int, Tensor] = {}
     sent: dict[int, Tensor] = {}
-    for op, unit in zip(depth.trace.ops, depth.unit, strict=True):
+    for op, unit in zip(layer_map.trace.ops, layer_map.unit, strict=True):
         if op.phase != "forward":
             continue
         if part_of[unit] == part + 1:
@@ -144,10 +144,12 @@ def sent_bytes(depth: LayerMap, part_of: Sequence[int], part: int) -> tuple[floa
     return float(sum(x.bytes for x in sent.values())), dtype
 
 
-def optimizer_ops(depth: LayerMap, units: Container[int], shards: Callable[[Tensor], int]) -> Iterator[tuple[int, Op]]:
-    """The optimizer's ops with their place, on the parameters of these units, of each the part that one of its
+def optimizer_ops(
+    layer_map: LayerMap, units: Container[int], shards: Callable[[Tensor], int]
+) -> Iterator[tuple[int, Op]]:
+    """The optimizer's ops with their index, on the parameters of these units, of each the part that one of its
     ``shards`` ranks has."""
-    owner = dict(depth.owner)
+    owner = dict(layer_map.owner)
 
     def mine(group: Sequence[Tensor]) -> bool:
         unit = next((owner[x.storage] for x in group if x.storage in owner), 0)
@@ -159,7 +161,7 @@ def optimizer_ops(depth: LayerMap, units: Container[int], shards: Callable[[Tens
         ways = shards(x)
         return x if ways == 1 or x.elements <= 1 else replace(x, shape=(-(-x.elements // ways),), stride=(1,))
 
-    for at, op in enumerate(depth.trace.ops):
+    for at, op in enumerate(layer_map.trace.ops):
         if op.phase != "optimizer":
             continue
         groups = parameter_groups(op)
@@ -167,7 +169,8 @@ def optimizer_ops(depth: LayerMap, units: Container[int], shards: Callable[[Tens
         if not chosen:
             continue
         arguments = tuple(
-            tuple(one[i] for i in chosen if i < len(one)) if is_tensor_list(one) else one for one in op.arguments
+            tuple(value[i] for i in chosen if i < len(value)) if is_tensor_list(value) else value
+            for value in op.arguments
         )
         outputs = [op.outputs[i] for i in chosen] if len(op.outputs) == len(groups) else op.outputs
         yield at, with_tensors(replace(op, arguments=arguments), part, tuple(part(x) for x in outputs))
@@ -178,7 +181,7 @@ class PipelineTask(NamedTuple):
 
     backward: bool
     micro_batch: int
-    part: int  # of the model's depth: part % stages is the stage
+    part: int  # of the model's layer_map: part % stages is the stage
 
 
 @dataclass(frozen=True)
@@ -221,8 +224,8 @@ def _order(schedule: str, stage: int, stages: int, micro_batches: int, virtual: 
     warm = stages - stage - 1 if virtual == 1 else (stages - stage - 1) * 2 + (virtual - 1) * stages
     warm = min(warm, len(forward))
     tasks = forward[:warm]
-    for one, other in zip(forward[warm:], backward, strict=False):
-        tasks += [one, other]
+    for pair in zip(forward[warm:], backward, strict=False):
+        tasks += pair
     return tasks + backward[len(forward) - warm :]
 
 
@@ -253,7 +256,7 @@ def run(order: list[list[PipelineTask]], timing: PipelineTimes, micro_batches: i
 
 
 def _source(task: PipelineTask, parts: int) -> PipelineTask | None:
-    """The task whose result this one takes in."""
+    """The task whose result it takes in."""
     if not task.backward:
         return task._replace(part=task.part - 1) if task.part else None
     return task._replace(backward=False) if task.part == parts - 1 else task._replace(part=task.part + 1)

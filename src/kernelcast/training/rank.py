@@ -36,13 +36,13 @@ class Rank:
         self.settings = OpSettings(tf32=tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
         sharded = shard_experts(trace, layout.ep)
         self.rank_trace = shard_tensors(sharded, layout.tp, layout.sequence_parallel, tp_plan)
-        self.depth = LayerMap(self.rank_trace)
+        self.layers = LayerMap(self.rank_trace)
         self.host_s = launch_costs(self.rank_trace, machine)
         experts = [a.elements != b.elements for a, b in zip(trace.gradients, sharded.gradients, strict=True)]
         self.weights = [
             RankParameter(
                 gradient=g,
-                unit=self.depth.gradient_unit(g),
+                unit=self.layers.gradient_unit(g),
                 group="expert_dp" if expert else "dp",
                 dtype={4: "fp32", 2: "bf16"}.get(g.bytes // max(1, g.elements), "fp32"),
             )
@@ -71,22 +71,22 @@ class Rank:
         ops = {at: op for at, op in enumerate(self.rank_trace.ops) if op.phase != "optimizer"}
         return dict(zip(ops, predict_ops(ops.values(), self.times, self._costs), strict=True))
 
-    # ---- parts of the depth ----
+    # ---- parts of the model ----
 
     @cached_property
     def part_of(self) -> list[int]:
         """The part of each unit."""
-        unit_s = [0.0] * (self.depth.layers + 2)
+        unit_s = [0.0] * (self.layers.count + 2)
         for at, kernel in self.kernels.items():
-            unit_s[self.depth.unit[at]] += kernel.time_s if kernel else 0.0
-        return parts(self.depth, unit_s, self.layout.parts, self.layout.stage_layers)
+            unit_s[self.layers.unit[at]] += kernel.time_s if kernel else 0.0
+        return parts(self.layers, unit_s, self.layout.parts, self.layout.stage_layers)
 
     def parts_of(self, stage: int) -> range:
         return range(stage, self.layout.parts, self.layout.pp)
 
     def queue(self, part: int, *phases: str) -> LaunchQueue:
         """The kernels of one pass through a part."""
-        units = self.depth.unit
+        units = self.layers.unit
         mine = [(at, kernel) for at, kernel in self.kernels.items()
                 if self.rank_trace.ops[at].phase in phases and self.part_of[units[at]] == part]  # fmt: skip
         return self._queue(mine)
@@ -98,12 +98,12 @@ class Rank:
             return self.layout.group("expert_dp" if len(x.shape) == 3 else "dp").world if self.layout.zero else 1
 
         mine = {unit for unit, part in enumerate(self.part_of) if part in self.parts_of(stage)}
-        found = list(optimizer_ops(self.depth, mine, shards))
-        kernels = predict_ops([op for _, op in found], self.times, self._costs)
-        return self._queue([(at, kernel) for (at, _), kernel in zip(found, kernels, strict=True)])
+        ops = list(optimizer_ops(self.layers, mine, shards))
+        kernels = predict_ops([op for _, op in ops], self.times, self._costs)
+        return self._queue([(at, kernel) for (at, _), kernel in zip(ops, kernels, strict=True)])
 
-    def _queue(self, found: Sequence[tuple[int, OpKernels | None]]) -> LaunchQueue:
-        return LaunchQueue.of(found, self.host_s, self.machine, self.graph)
+    def _queue(self, kernels: Sequence[tuple[int, OpKernels | None]]) -> LaunchQueue:
+        return LaunchQueue.of(kernels, self.host_s, self.machine, self.graph)
 
     def sender(self, part: int) -> DataParallel:
         def seconds(bucket: Bucket) -> float:
@@ -111,7 +111,7 @@ class Rank:
             return self.launches_s(group.launches(bucket.op, bucket.bytes, bucket.dtype, self.gpu))
 
         mine = [weight for weight in self.weights if self.part_of[weight.unit] == part]
-        return DataParallel(self.layout, mine, self.depth.unit, seconds)
+        return DataParallel(self.layout, mine, self.layers.unit, seconds)
 
     # ---- memory ----
 
@@ -122,7 +122,7 @@ class Rank:
         whole = float(sum(weight.gradient.bytes for weight in mine))
         sharded = sum(self._shard_bytes(weight) for weight in mine)
         every = float(sum(g.bytes for g in self.trace.gradients))
-        tied = self.depth.tied_bytes() if layout.pp > 1 and stage == layout.pp - 1 else 0.0
+        tied = self.layers.tied_bytes() if layout.pp > 1 and stage == layout.pp - 1 else 0.0
         by_unit: dict[int, float] = {}
         for weight in mine:
             by_unit[weight.unit] = by_unit.get(weight.unit, 0.0) + weight.gradient.bytes
@@ -133,7 +133,7 @@ class Rank:
             "gradient": grads + (tied if layout.zero < 2 else 0.0),
             "optimizer": before.optimizer * (sharded if layout.zero else whole + tied) / every,
             "activation": alive,  # of all micro-batches in flight
-            # parameters that ZeRO 3 has whole for a moment: of the unit that runs and the one that is fetched ahead
+            # parameters that ZeRO 3 has whole for a moment: of the unit that runs and the next
             "gathered": sum(sorted(by_unit.values())[-2:]) if layout.zero == 3 and layout.dp > 1 else 0.0,
             "input": float(before.inputs) * in_flight,
         }
@@ -160,7 +160,7 @@ class Rank:
 
     @cached_property
     def _lifetimes(self) -> list[Lifetime]:
-        return activations(self.rank_trace, self.depth.unit)
+        return activations(self.rank_trace, self.layers.unit)
 
     @cached_property
     def _gradients(self) -> list[Lifetime]:

@@ -41,10 +41,10 @@ PARTS = {
 
 @dataclass(frozen=True)
 class RankPass:
-    """Kernels and collectives of a rank as they ran, ``count`` times in a step.
+    """Kernels and collectives of a rank in time, ``count`` times in a step.
 
     ``name`` with a pipeline: ``forward`` and ``backward`` of one micro-batch through a ``part`` of the model; in
-    ``last`` the gradients are sent; ``optimizer``. Without one ``step`` is the whole step.
+    ``last`` the gradients are sent; ``optimizer``. Without a pipeline ``step`` is the whole step.
     """
 
     name: str
@@ -59,7 +59,7 @@ class RankPass:
         return self.run.end_s - self.run.compute_end_s if self.name == "last" else 0.0
 
     def job_events(self, at_s: float) -> list[Event]:
-        """The communication stream of one that starts at ``at_s``."""
+        """Its communication stream, from ``at_s`` on."""
         times = zip(self.run.jobs, self.run.job_starts_s.tolist(), self.run.job_ends_s.tolist(), strict=True)
         return [
             Event(job.name, at_s + start, end - start, "communication", {"sent_bytes": job.sent_bytes})
@@ -70,39 +70,39 @@ class RankPass:
         """Its compute stream."""
         times = zip(self.kernels, self.run.starts_s.tolist(), self.run.ends_s.tolist(), strict=True)
         return [
-            Event(one.op.name, at_s + start, end - start, one.part,
-                  {"phase": one.phase, "module": one.op.module, "bound_by": one.bound_by})
-            for one, start, end in times
+            Event(kernel.op.name, at_s + start, end - start, kernel.part,
+                  {"phase": kernel.phase, "module": kernel.op.module, "bound_by": kernel.bound_by})
+            for kernel, start, end in times
         ]  # fmt: skip
 
 
-def time_parts(played: Iterable[RankPass], gap_s: float) -> dict[str, float]:
-    """``PARTS`` of a rank's time, as far as its own passes tell."""
-    found = dict.fromkeys(PARTS, 0.0)
-    for one in played:
-        inside_s = one.run.busy_s  # of it, what the kernels of one op wait for one another's launches
-        for kernel in one.kernels:
-            kind = "optimizer" if kernel.phase == "optimizer" else "kernels"
-            found["communication" if is_collective(kernel.op) else kind] += one.count * kernel.time_s
-            found["gaps"] += one.count * gap_s * kernel.launches
+def time_parts(passes: Iterable[RankPass], gap_s: float) -> dict[str, float]:
+    """``PARTS`` of a rank's time, as far as its passes have them."""
+    parts_s = dict.fromkeys(PARTS, 0.0)
+    for each in passes:
+        inside_s = each.run.busy_s  # of it, what the kernels of an op wait for each other's launches
+        for kernel in each.kernels:
+            part = "optimizer" if kernel.phase == "optimizer" else "kernels"
+            parts_s["communication" if is_collective(kernel.op) else part] += each.count * kernel.time_s
+            parts_s["gaps"] += each.count * gap_s * kernel.launches
             inside_s -= kernel.time_s + gap_s * kernel.launches
-        found["host"] += one.count * (one.run.host_idle_s + inside_s)
-        found["slowed"] += one.count * one.run.slowed_s
-        found["exposed"] += one.count * (one.run.exposed_s - one.behind_s)
-    return {name: float(value) for name, value in found.items()}
+        parts_s["host"] += each.count * (each.run.host_idle_s + inside_s)
+        parts_s["slowed"] += each.count * each.run.slowed_s
+        parts_s["exposed"] += each.count * (each.run.exposed_s - each.behind_s)
+    return {name: float(value) for name, value in parts_s.items()}
 
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One stage of the pipeline (the only one without): a rank of it."""
+    """A rank of a stage; without a pipeline there is one stage."""
 
     index: int
     layers: int
     parts_s: dict[str, float]
     memory: Memory
     in_flight: int  # micro-batches whose activations it holds at once
-    tied_s: float  # joining gradients of a table that another stage has as well
-    passes_run: tuple[RankPass, ...] = field(repr=False)  # the optimizer's, or the whole step, is the last
+    tied_s: float  # all-reduce of gradients of an embedding that another stage has as well
+    passes: tuple[RankPass, ...] = field(repr=False)  # the optimizer's, or the whole step, is the last
 
     @property
     def time_s(self) -> float:
@@ -111,12 +111,12 @@ class PipelineStage:
     @property
     def collectives_s(self) -> float:
         """Of data parallelism, hidden or not."""
-        return sum(one.count * one.run.jobs_s for one in self.passes_run) + self.tied_s
+        return sum(each.count * each.run.jobs_s for each in self.passes) + self.tied_s
 
     @property
     def sent_bytes(self) -> float:
         """By a rank for data parallelism, in rings."""
-        return sum(one.count * job.sent_bytes for one in self.passes_run for job in one.run.jobs)
+        return sum(each.count * job.sent_bytes for each in self.passes for job in each.run.jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,8 @@ class ScaledStep(StepForecast):
 
     @cached_property
     def energy(self) -> Interval | None:
-        """Joules of the step on all GPUs; a rank that waits, or sends beside nothing, draws what rest does."""
-        drawn = [self.drawn_by((kernel, run.count) for run in stage.passes_run for kernel in run.kernels)
+        """Joules of the step on all GPUs; a rank that waits, or only communicates, draws idle power."""
+        drawn = [self.drawn_by((kernel, run.count) for run in stage.passes for kernel in run.kernels)
                  for stage in self.stages]  # fmt: skip
         return total(drawn, self.gpus / len(self.stages))
 
@@ -195,30 +195,29 @@ class ScaledStep(StepForecast):
         return all(stage.memory.fits for stage in self.stages)
 
     def timeline(self) -> Timeline:
-        """A place a stage, with its compute and communication streams. With a pipeline the passes of each stage;
-        without one, every kernel."""
+        """Compute and communication streams of each stage: the passes of a pipeline; without one, every kernel."""
         lanes: list[Lane] = []
         for stage in self.stages:
-            place = f"stage {stage.index}" if len(self.stages) > 1 else "one rank"
+            name = f"stage {stage.index}" if len(self.stages) > 1 else "one rank"
             compute, sent = self._passes(stage)
-            end, start_s = stage.passes_run[-1], self.time_s - stage.passes_run[-1].run.end_s
-            named = {
+            end, start_s = stage.passes[-1], self.time_s - stage.passes[-1].run.end_s
+            streams = {
                 "compute": compute + end.kernel_events(start_s),
                 "communication": sent + end.job_events(start_s),
             }
-            lanes += [Lane(f"{place}, {self.gpu.name}", name, tuple(events)) for name, events in named.items()]
+            lanes += [Lane(f"{name}, {self.gpu.name}", stream, tuple(events)) for stream, events in streams.items()]
         return Timeline(tuple(lanes))
 
     def _passes(self, stage: PipelineStage) -> tuple[list[Event], list[Event]]:
         """Events of a pipeline's passes: compute, communication."""
-        played = {(one.name, one.part): one for one in stage.passes_run}
+        passes = {(each.name, each.part): each for each in stage.passes}
         compute: list[Event] = []
         sent: list[Event] = []
         for task, start, end in self.schedule.tasks[stage.index] if self.schedule else ():
             name = "backward" if task.backward else "forward"
             compute.append(Event(f"{name} {task.micro_batch}", start, end - start, name, {"part": task.part}))
-            kind = "last" if task.backward and task.micro_batch == self.layout.micro_batches - 1 else name
-            sent += played[kind, task.part].job_events(start)
+            key = "last" if task.backward and task.micro_batch == self.layout.micro_batches - 1 else name
+            sent += passes[key, task.part].job_events(start)
         return compute, sent
 
 
@@ -236,8 +235,8 @@ def scale(
     times: Times | None = None,
 ) -> ScaledStep:
     """Predict a step of ``layout.gpus`` GPUs. ``trace`` is ONE micro-batch of ONE data-parallel rank, of the whole
-    model: a step reads ``layout.dp * layout.micro_batches`` times its tokens. ``tp_plan``: the table of names by which
-    tensor parallelism cuts layers. ``interference``: share of their speed that kernels lose beside a collective.
+    model: a step reads ``layout.dp * layout.micro_batches`` times its tokens. ``tp_plan``: which layers are
+    sharded, and how. ``interference``: share of their speed that kernels lose beside a collective.
     """
     if trace.mode != "training" or not trace.gradients:
         raise KernelcastError(f"{trace.name} is no trace of a training step; trace it with mode='training'")
@@ -247,11 +246,11 @@ def scale(
     rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, tp_plan)
     if layout.pp == 1:
         table, stages = None, [_whole_step(rank, interference)]
-        time_s = stages[0].passes_run[0].run.end_s
+        time_s = stages[0].passes[0].run.end_s
     else:
         time_s, table, stages = _Pipeline(rank, interference).run()
     passes = [kernel for kernel in rank.kernels.values() if kernel is not None]
-    ends = [kernel for stage in stages for kernel in stage.passes_run[-1].kernels if kernel.phase == "optimizer"]
+    ends = [kernel for stage in stages for kernel in stage.passes[-1].kernels if kernel.phase == "optimizer"]
     return ScaledStep(
         trace=trace, rank_trace=rank.rank_trace, gpu=gpu, host=machine, layout=layout, gpus=layout.gpus,
         passes=layout.micro_batches * layout.dp, time_s=time_s, stages=tuple(stages), schedule=table,
@@ -266,15 +265,15 @@ def _whole_step(rank: Rank, interference: float) -> PipelineStage:
     jobs: list[Collective] = []
     for i in range(count):
         start = i * kernels
-        found = [*sender.gathers(both), *sender.gradients(both, count * kernels - start, final=i == count - 1)]
-        jobs += [replace(job, after=job.after + start, before=job.before + start) for job in found]
+        added = [*sender.gathers(both), *sender.gradients(both, count * kernels - start, final=i == count - 1)]
+        jobs += [replace(job, after=job.after + start, before=job.before + start) for job in added]
     jobs += sender.parameters(count * kernels + len(step.kernels))
     busy = np.concatenate([both.busy_s] * count + [step.busy_s])
     launched = [both.launched_s + i * both.host_s for i in range(count)] + [step.launched_s + count * both.host_s]
     run = schedule_streams(busy, np.concatenate(launched), jobs, interference)
-    played = RankPass("step", 0, both.kernels * count + step.kernels, run)
-    parts_s = time_parts([played], gap_s(rank.machine, rank.graph))
-    return PipelineStage(0, rank.depth.layers, parts_s, rank.memory(0, 1), 1, 0.0, (played,))
+    whole = RankPass("step", 0, both.kernels * count + step.kernels, run)
+    parts_s = time_parts([whole], gap_s(rank.machine, rank.graph))
+    return PipelineStage(0, rank.layers.count, parts_s, rank.memory(0, 1), 1, 0.0, (whole,))
 
 
 class _Pipeline:
@@ -290,9 +289,9 @@ class _Pipeline:
         layout = self.layout
         order = pipeline.orders(layout.schedule, layout.pp, layout.micro_batches, layout.virtual_stages)
         timing = pipeline.PipelineTimes(
-            forward_s=[found["forward"].run.end_s for found in self.passes],
-            backward_s=[found["backward"].run.end_s for found in self.passes],
-            last_backward_s=[found["last"].run.compute_end_s for found in self.passes],
+            forward_s=[passes["forward"].run.end_s for passes in self.passes],
+            backward_s=[passes["backward"].run.end_s for passes in self.passes],
+            last_backward_s=[passes["last"].run.compute_end_s for passes in self.passes],
             send_s=[self._link_s(part) for part in range(layout.parts - 1)],
         )
         table = pipeline.run(order, timing, layout.micro_batches)
@@ -304,7 +303,7 @@ class _Pipeline:
         ]
         return time_s, table, stages
 
-    def _played(self, name: str, part: int, queue: LaunchQueue, jobs: list[Collective], count: int) -> RankPass:
+    def _pass(self, name: str, part: int, queue: LaunchQueue, jobs: list[Collective], count: int) -> RankPass:
         run = schedule_streams(queue.busy_s, queue.launched_s, jobs, self.interference)
         return RankPass(name, part, queue.kernels, run, count)
 
@@ -314,28 +313,28 @@ class _Pipeline:
         sender, count, kernels = self.rank.sender(part), self.layout.micro_batches, len(backward.kernels)
         gathers = list(sender.gathers(backward))
         early, last = (gathers + list(sender.gradients(backward, kernels, final)) for final in (False, True))
-        found = (
-            self._played("forward", part, forward, list(sender.gathers(forward)), count),
-            self._played("backward", part, backward, early, count - 1),
-            self._played("last", part, backward, last, 1),
+        passes = (
+            self._pass("forward", part, forward, list(sender.gathers(forward)), count),
+            self._pass("backward", part, backward, early, count - 1),
+            self._pass("last", part, backward, last, 1),
         )
-        return {one.name: one for one in found}
+        return {each.name: each for each in passes}
 
     def _end(self, stage: int) -> RankPass:
         """The optimizer of a stage, and what follows it."""
         step = self.rank.optimizer(stage)
         parts = self.rank.parts_of(stage)
         jobs = [job for part in parts for job in self.rank.sender(part).parameters(len(step.kernels))]
-        return self._played("optimizer", -1, step, jobs, 1)
+        return self._pass("optimizer", -1, step, jobs, 1)
 
     def _tied_s(self, stage: int) -> float:
         """The first and the last stage add up their gradients of a table that both have."""
-        tied = self.rank.depth.tied_bytes() if stage in (0, self.layout.pp - 1) else 0.0
+        tied = self.rank.layers.tied_bytes() if stage in (0, self.layout.pp - 1) else 0.0
         return self._sent_s(tied, "fp32", self.layout.gpus > self.layout.gpus_per_node) if tied else 0.0
 
     def _link_s(self, part: int) -> float:
         """To send a part's result on to the next."""
-        size, dtype = sent_bytes(self.rank.depth, self.rank.part_of, part)
+        size, dtype = sent_bytes(self.rank.layers, self.rank.part_of, part)
         return self._sent_s(size, dtype, self.layout.sends_between_nodes(self.rank.gpu, part))
 
     def _sent_s(self, size_bytes: float, dtype: str, across: bool) -> float:
@@ -360,13 +359,13 @@ class _Pipeline:
     def _stage(
         self, stage: int, in_flight: int, free: pipeline.PipelineSchedule, free_s: float, links_s: float
     ) -> PipelineStage:
-        """``free``: the timetable with links that cost nothing, and when that ends."""
+        """``free``: the schedule with links that cost nothing, and when that ends."""
         rank, mine = self.rank, self.rank.parts_of(stage)
-        played = [one for part in mine for one in self.passes[part].values()] + [self.ends[stage]]
-        parts_s = time_parts(played, gap_s(rank.machine, rank.graph))
+        passes = [each for part in mine for each in self.passes[part].values()] + [self.ends[stage]]
+        parts_s = time_parts(passes, gap_s(rank.machine, rank.graph))
         parts_s["exposed"] += self._tail_s(free, stage)
         parts_s["bubble"] = max(0.0, free_s - sum(parts_s.values()))
         parts_s["links"] = links_s
-        layers = sum(rank.part_of[unit] in mine for unit in range(1, rank.depth.layers + 1))
+        layers = sum(rank.part_of[unit] in mine for unit in range(1, rank.layers.count + 1))
         memory = rank.memory(stage, in_flight)
-        return PipelineStage(stage, layers, parts_s, memory, in_flight, self.tied_s[stage], tuple(played))
+        return PipelineStage(stage, layers, parts_s, memory, in_flight, self.tied_s[stage], tuple(passes))

@@ -57,31 +57,31 @@ def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
     pieces = math.ceil(size / (gpu.dram_bytes / 2))
     if pieces <= 1:
         return op_launches(op, settings)
-    cuts = [tuple(x[i::pieces] if isinstance(x, (tuple, list)) else x for x in op.arguments) for i in range(pieces)]
-    found = [
-        op_launches(replace(op, arguments=cut, outputs=op.outputs[i::pieces]), settings)
-        for i, cut in enumerate(cuts)
-        if cut[0]
+    split = [tuple(x[i::pieces] if isinstance(x, (tuple, list)) else x for x in op.arguments) for i in range(pieces)]
+    parts = [
+        op_launches(replace(op, arguments=arguments, outputs=op.outputs[i::pieces]), settings)
+        for i, arguments in enumerate(split)
+        if arguments[0]
     ]
-    return OpLaunches(tuple(launch for one in found for launch in one.launches), any(one.by_bytes for one in found))
+    return OpLaunches(tuple(launch for part in parts for launch in part.launches), any(part.by_bytes for part in parts))
 
 
 def predict_ops(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunches]) -> list[OpKernels | None]:
     """The kernels of each op; None where it launches none. ``costs``: what an op launches."""
     costed = [(op, costs(op) if op.kind == "kernel" else None) for op in ops]
-    times.predict(launch.call for _, found in costed if found for launch in found.launches)
-    return [_op_kernels(op, found, times) if found else None for op, found in costed]
+    times.predict(launch.call for _, cost in costed if cost for launch in cost.launches)
+    return [_op_kernels(op, cost, times) if cost else None for op, cost in costed]
 
 
 def _op_kernels(op: Op, costed: OpLaunches, times: Times) -> OpKernels:
-    """What binds and supports the longest call of an op is told for the whole. A step that runs again and again keeps
+    """What binds and supports the longest call of an op stands for the whole. A step that runs again and again keeps
     the GPU at its power limit."""
     span, longest = NOTHING, KernelTime(op.phase, "other", Interval.exact(-1.0), 0.0, "launch", "seen")
     for launch in costed.launches:
-        one = KernelTime.of(op.phase, launch, times)
-        longest = one if one.time_s > longest.time_s else longest
+        kernel = KernelTime.of(op.phase, launch, times)
+        longest = kernel if kernel.time_s > longest.time_s else longest
         time_s = times[launch.call].interval.value
-        span += one.interval * (1 + throttled_s(launch.call, time_s, times) / time_s)
+        span += kernel.interval * (1 + throttled_s(launch.call, time_s, times) / time_s)
     launches = sum(launch.count * times[launch.call].launches for launch in costed.launches)
     return OpKernels(
         op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.match,
@@ -91,8 +91,8 @@ def _op_kernels(op: Op, costed: OpLaunches, times: Times) -> OpKernels:
 
 def calibrated_host(on: str | Host, conditions: Conditions) -> Host:
     """The host that launches, with what measured runs say of it."""
-    found = host(on) if isinstance(on, str) else on
-    return found.scaled(conditions.host_scale(found.id))
+    chosen = host(on) if isinstance(on, str) else on
+    return chosen.scaled(conditions.host_scale(chosen.id))
 
 
 def gap_s(machine: Host, graph: bool) -> float:
@@ -107,7 +107,7 @@ def host_counts(trace: Trace) -> dict[str, Array]:
     kernel = np.array([op.kind == "kernel" for op in trace.ops], dtype=bool)
     view = np.array([op.kind == "view" for op in trace.ops], dtype=bool)
     forward, backward, optimizer = (phase == name for name in PHASES)
-    # ops that were made after tracing (a fused kernel) have no place in the program
+    # ops that were made after tracing (a fused kernel) have no position in the program
     calls = np.maximum.accumulate([op.at for op in trace.ops])
     updates = optimizer & (np.cumsum(optimizer) == 1)
     return {
@@ -131,35 +131,35 @@ class LaunchQueue:
     """Kernels that follow one another on one GPU, and when the host has launched each from the start."""
 
     kernels: tuple[OpKernels, ...]
-    places: tuple[int, ...]  # of their ops in the trace
+    indices: tuple[int, ...]  # of their ops in the trace
     busy_s: Array  # each with the gap behind it
     launched_s: Array
     host_s: float  # of all its ops
 
     @classmethod
     def of(
-        cls, found: Sequence[tuple[int, OpKernels | None]], costs_s: Array, machine: Host, graph: bool
+        cls, kernels_by_op: Sequence[tuple[int, OpKernels | None]], costs_s: Array, machine: Host, graph: bool
     ) -> LaunchQueue:
-        """``found``: places of ops in a trace and what they launch; ``costs_s``: ``launch_costs`` of that trace.
+        """``kernels_by_op``: indices of ops in a trace and what they launch; ``costs_s``: its ``launch_costs``.
         ``graph``: kernels replay from a CUDA graph, so that the host launches once."""
-        launching_s = np.array([machine.launch_s * kernel.launches if kernel else 0.0 for _, kernel in found])
-        clock = np.cumsum(costs_s[[at for at, _ in found]] + launching_s)
-        launching = [i for i, (_, kernel) in enumerate(found) if kernel is not None]
-        kernels = tuple(kernel for _, kernel in found if kernel is not None)
+        launching_s = np.array([machine.launch_s * kernel.launches if kernel else 0.0 for _, kernel in kernels_by_op])
+        clock = np.cumsum(costs_s[[at for at, _ in kernels_by_op]] + launching_s)
+        launching = [i for i, (_, kernel) in enumerate(kernels_by_op) if kernel is not None]
+        kernels = tuple(kernel for _, kernel in kernels_by_op if kernel is not None)
         busy_s = np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels])
         # the first of many kernels runs while the others are launched, no faster than that
         more_s = np.maximum(0.0, launching_s[launching] - machine.launch_s) * (not graph)
         return cls(
             kernels=kernels,
-            places=tuple(found[i][0] for i in launching),
+            indices=tuple(kernels_by_op[i][0] for i in launching),
             busy_s=np.maximum(busy_s, more_s),
             launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching] - more_s,
             host_s=0.0 if graph or not len(clock) else float(clock[-1]),
         )
 
-    def kernel_at(self, place: int) -> int:
+    def kernel_at(self, op: int) -> int:
         """The last kernel at or before an op of the trace."""
-        return bisect.bisect_right(self.places, place) - 1
+        return bisect.bisect_right(self.indices, op) - 1
 
 
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
@@ -174,7 +174,7 @@ LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from whi
 
 @dataclass(frozen=True, kw_only=True)
 class StepForecast(HtmlRepr, ABC):
-    """A traced step, on one GPU or on many: its time, and what its kernels tell of it."""
+    """A traced step, on one GPU or on many: its time, and where that goes."""
 
     trace: Trace
     gpu: Gpu
@@ -194,13 +194,17 @@ class StepForecast(HtmlRepr, ABC):
     @cached_property
     def spread(self) -> tuple[float, float]:
         """Factors of the time that the 80% interval reaches: kernels, and the host where the GPU waits for it."""
+        waits = min(1.0, self.idle_s / self.time_s) if self.time_s else 0.0
+        low, high = self.kernel_spread
+        return 1 - (low * (1 - waits) + self.host.faster * waits), 1 + (high * (1 - waits) + self.host.slower * waits)
+
+    @cached_property
+    def kernel_spread(self) -> tuple[float, float]:
+        """Of the kernels' sum, below and above: their intervals, and what whole steps are off beyond these."""
         whole = joined(self.kernels)
         total = whole.value or 1.0
         low, high = (whole.value - whole.low) / total, (whole.high - whole.value) / total
-        waits = min(1.0, self.idle_s / self.time_s) if self.time_s else 0.0
-        below = float(np.hypot(low, STEP_SPREAD[0])) * (1 - waits) + self.host.faster * waits
-        above = float(np.hypot(high, STEP_SPREAD[1])) * (1 - waits) + self.host.slower * waits
-        return 1 - below, 1 + above
+        return float(np.hypot(low, STEP_SPREAD[0])), float(np.hypot(high, STEP_SPREAD[1]))
 
     @property
     def low_s(self) -> float:
@@ -261,7 +265,7 @@ class Step(StepForecast):
 
     @cached_property
     def energy(self) -> Interval | None:
-        """Joules of the step, as one that follows others like it; None where no power model is."""
+        """Joules of the step, which follows others like it; None where no power model is."""
         return total([self.drawn])
 
     @cached_property
@@ -283,12 +287,8 @@ class Step(StepForecast):
 
     @cached_property
     def spread(self) -> tuple[float, float]:
-        """What the host may be off and what the kernels may be, each on its own: where the one waits for the other it
-        is the one that counts."""
-        whole = joined(self.kernels)
-        total = whole.value or 1.0
-        low, high = (whole.value - whole.low) / total, (whole.high - whole.value) / total
-        kernels = 1 - float(np.hypot(low, STEP_SPREAD[0])), 1 + float(np.hypot(high, STEP_SPREAD[1]))
+        """Errors of the host and of the kernels, each played through the step: only what is waited for counts."""
+        kernels = 1 - self.kernel_spread[0], 1 + self.kernel_spread[1]
         host = (1.0, 1.0) if self.graph else (1 - self.host.faster, 1 + self.host.slower)
         below = np.hypot(1 - self.ends(host=host[0]) / self.time_s, 1 - self.ends(gpu=kernels[0]) / self.time_s)
         above = np.hypot(self.ends(host=host[1]) / self.time_s - 1, self.ends(gpu=kernels[1]) / self.time_s - 1)
@@ -318,11 +318,11 @@ class Step(StepForecast):
     @property
     def by_bytes(self) -> dict[str, float]:
         """Ops that no rule knows, with their seconds: they count as the bytes they move."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for kernel in self.kernels:
             if kernel.by_bytes:
-                found[kernel.op.name] = found.get(kernel.op.name, 0.0) + kernel.time_s
-        return found
+                seconds[kernel.op.name] = seconds.get(kernel.op.name, 0.0) + kernel.time_s
+        return seconds
 
     @property
     def coverage(self) -> float:
@@ -336,16 +336,14 @@ class Step(StepForecast):
     def timeline(self) -> Timeline:
         """The host's launches on one lane (none from a graph), the GPU's kernels on another."""
         before, launches, kernels = 0.0, [], []
-        for one, launched, end in zip(self.kernels, self.launched_s.tolist(), self.ends_s.tolist(), strict=True):
-            told = {"module": one.op.module, "phase": one.phase, "bound_by": one.bound_by,
-                    "shapes": [list(x.shape) for x in one.op.inputs[:4]]}  # fmt: skip
-            launches.append(Event(one.op.name, before, launched - before, one.phase))
-            kernels.append(Event(one.op.name, end - one.time_s, one.time_s, one.part, told))
+        for kernel, launched, end in zip(self.kernels, self.launched_s.tolist(), self.ends_s.tolist(), strict=True):
+            details = {"module": kernel.op.module, "phase": kernel.phase, "bound_by": kernel.bound_by,
+                       "shapes": [list(x.shape) for x in kernel.op.inputs[:4]]}  # fmt: skip
+            launches.append(Event(kernel.op.name, before, launched - before, kernel.phase))
+            kernels.append(Event(kernel.op.name, end - kernel.time_s, kernel.time_s, kernel.part, details))
             before = launched
-        place = self.gpu.name
-        return Timeline(
-            (Lane(place, "host", () if self.graph else tuple(launches)), Lane(place, place, tuple(kernels)))
-        )
+        gpu = self.gpu.name
+        return Timeline((Lane(gpu, "host", () if self.graph else tuple(launches)), Lane(gpu, gpu, tuple(kernels))))
 
 
 def run_step(
@@ -369,8 +367,8 @@ def run_step(
     machine = calibrated_host(on, conditions)
     times = times or Times(gpu, conditions)
     settings = OpSettings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
-    found = list(enumerate(predict_ops(trace.ops, times, lambda op: op_cost(op, settings, gpu))))
-    queue = LaunchQueue.of(found, launch_costs(trace, machine), machine, graph)
+    kernels = list(enumerate(predict_ops(trace.ops, times, lambda op: op_cost(op, settings, gpu))))
+    queue = LaunchQueue.of(kernels, launch_costs(trace, machine), machine, graph)
     ends = stream_ends(queue.launched_s, queue.busy_s)
     return Step(
         trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,
