@@ -26,7 +26,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def load_trace(path: Path) -> dict[str, Any]:
-    """The whole content of a trace file, plain or compressed; a bare list of events as one."""
+    """The whole content of a trace file, plain or compressed; a bare list of events too."""
     return parse_trace(path.read_bytes(), path)
 
 

@@ -90,7 +90,7 @@ class Diagnosis(HtmlRepr):
 def diagnose(
     profile: Profile, gpu: Gpu, conditions: Conditions = DEFAULT, *, run_dtype: str | None = None
 ) -> Diagnosis:
-    """``run_dtype``: the format that the run's products should be in; else the one that most of them are in."""
+    """``run_dtype``: the format that the run's products should be in; else the most used."""
     dtype = run_dtype or most_used_dtype(profile.calls)
     calls = [launch.call for measured in profile.calls for launch in measured.calls]
     calls += [call for measured in profile.calls for call in _variants(measured, dtype).values()]
@@ -105,7 +105,7 @@ def diagnose(
 
 
 def most_used_dtype(calls: Iterable[MeasuredCall]) -> str:
-    """The format of most matrix calls, by number: one slow product in fp32 must not make the run one in fp32."""
+    """The format of most matrix calls, by number: a slow product in fp32 must not make it a run in fp32."""
     votes: Counter[str] = Counter()
     for measured in calls:
         name = parse_kernel_name(measured.main.name)

@@ -31,7 +31,7 @@ TO_HOST = "a copy between host and GPU is no kernel"
 _INNER = {"cudnn_convolution", "cudnn_convolution_transpose"}
 # A lookup of whole rows, which the inner op describes as a lookup of single elements
 _ROWS = {"gather": ("aten::index_select", "aten::embedding")}
-# The library is in the op's name; the table of ops takes the one that PyTorch would prefer
+# The library is in the op's name; the table of ops takes the library that PyTorch would prefer
 _BACKENDS = {
     "_scaled_dot_product_flash_attention": "fa2",
     "_scaled_dot_product_efficient_attention": "fa2",
@@ -100,7 +100,7 @@ class _LaunchedOp:
 
 
 class _Ops:
-    """The ops of a trace: which one a kernel belongs to."""
+    """The ops of a trace, and which of them launched a kernel."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         ops = [event for event in events if event.get("cat") == "cpu_op"]

@@ -13,7 +13,7 @@ from kernelcast.diagnose.metrics import WIDTH_BITS, CallMetrics, unaligned_sizes
 
 TAIL_SHARE = 0.08  # of the SMs' time that idles in the last wave
 PADDING_SHARE = 0.08  # of the tiles' area outside of the result
-WIN_SHARE = 0.05  # of the measured time, from which another size or format is worth a word
+WIN_SHARE = 0.05  # of the measured time, from which another size or format is worth a mention
 PEAK_SHARE = 0.75  # of the peak of DRAM or tensor cores, from which these bind: the best sustain 0.87 to 0.92
 IMPOSSIBLE_SHARE = 1.1  # of a peak: clocks and counts are good to a few per cent
 FILLED_SHARE = 0.70  # of the SMs that have a CTA, under which the GPU is not filled

@@ -19,7 +19,7 @@ from kernelcast.hardware.gpu import WIDE
 from kernelcast.ops.dtypes import find_dtype as number_format
 from kernelcast.ops.moe_gemm import WIDE_ROWS
 
-# The space of vLLM's own tuner (benchmark_moe.py) for 16-bit formats, less block_k 32, which never wins there.
+# The space of vLLM's tuner (benchmark_moe.py) for 16-bit formats, less block_k 32, which never wins there.
 BLOCK_M, BLOCK_N, BLOCK_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128, 256)
 GROUP_M, WARPS, STAGES = (1, 16, 32, 64), (4, 8), (2, 3, 4, 5)
 _MAX_SUMS = 256  # a thread's sums alone would fill its registers

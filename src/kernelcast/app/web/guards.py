@@ -119,7 +119,7 @@ class Guards:
         return f"a body has at most {self._max_bytes(scope):,} bytes here"
 
     def _bounded(self, scope: MutableMapping[str, Any], receive: Receive) -> Receive:
-        """``receive`` that counts bytes, and the time until the last one; once the body is complete it only waits."""
+        """``receive`` that counts bytes, and the time until the last; once the body is complete it only waits."""
         remaining, loop = self._max_bytes(scope), asyncio.get_running_loop()
         deadline, complete = loop.time() + self.limits.body_seconds, False
 

@@ -143,7 +143,8 @@ _TEXTS: Mapping[str, Any] = {"price": text(_price), "stages": text(_stages)}
 def web_parameters(command: str) -> list[CommandParameter]:
     """The parameters of a question that may be given over the network: none that names a file."""
     left_out = _LEFT_OUT.get(command, ())
-    return [one for one in command_parameters(QUESTIONS[command]) if not one.is_file and one.name not in left_out]
+    parameters = command_parameters(QUESTIONS[command])
+    return [parameter for parameter in parameters if not parameter.is_file and parameter.name not in left_out]
 
 
 def _types(parameter: CommandParameter) -> list[Any]:

@@ -33,7 +33,7 @@ class WorkerReply:
 
 
 @dataclass(eq=False)
-class _Worker:
+class _WorkerProcess:
     process: asyncio.subprocess.Process
     killed: bool = False
 
@@ -57,8 +57,8 @@ class WorkerPool:
     """``async with WorkerPool(limits) as pool: await pool.run("kernel", {...})``"""
 
     limits: Limits
-    _idle: asyncio.Queue[_Worker] = field(default_factory=asyncio.Queue)
-    workers: set[_Worker] = field(default_factory=set)
+    _idle: asyncio.Queue[_WorkerProcess] = field(default_factory=asyncio.Queue)
+    workers: set[_WorkerProcess] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closed: bool = False
     replaced: int = 0  # workers that were killed or ended
@@ -105,7 +105,7 @@ class WorkerPool:
         return WorkerReply(int(header["status"]), body)
 
     @contextlib.asynccontextmanager
-    async def _free_worker(self, heavy: bool) -> AsyncIterator[_Worker]:
+    async def _free_worker(self, heavy: bool) -> AsyncIterator[_WorkerProcess]:
         """The next idle worker; long tasks leave one to short ones."""
         waiting = self._waiting[heavy]
         if waiting >= (self.limits.heavy_waiting if heavy else self.limits.light_waiting):
@@ -123,13 +123,13 @@ class WorkerPool:
                 self._waiting[heavy] -= 1
             yield worker
 
-    async def _alive(self) -> _Worker:
+    async def _alive(self) -> _WorkerProcess:
         """The next idle worker; a worker that ended meanwhile is replaced."""
         while (worker := await self._idle.get()).process.returncode is not None:
             self._replace(worker)
         return worker
 
-    def _replace(self, worker: _Worker) -> None:
+    def _replace(self, worker: _WorkerProcess) -> None:
         worker.kill()
         self.replaced += 1
         self._spawn(self._ended(worker))
@@ -152,7 +152,7 @@ class WorkerPool:
                 *_COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_READ_BYTES,
                 env={**os.environ, **_ENVIRONMENT}, start_new_session=True,  # Ctrl-C is for the server alone
             )  # fmt: skip
-            worker = _Worker(process)
+            worker = _WorkerProcess(process)
             self.workers.add(worker)
             try:
                 await worker.call({name: getattr(self.limits, name) for name in
@@ -168,7 +168,7 @@ class WorkerPool:
             self._idle.put_nowait(worker)
             return
 
-    async def _ended(self, worker: _Worker) -> None:
+    async def _ended(self, worker: _WorkerProcess) -> None:
         worker.kill()
         await worker.process.wait()
         if worker.process.stdin is not None:

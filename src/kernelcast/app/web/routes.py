@@ -192,7 +192,7 @@ def add_lists(router: APIRouter, service: GetService, limits: Limits) -> None:
         stack: Annotated[list[Text] | None, Query(max_length=8)] = None,
     ) -> Response:
         only = {"op": op, "gpu": gpu, "stack": stack}
-        given = {name: words for name, value in only.items() if (words := [word for word in value or () if word])}
+        given = {name: chosen for name, value in only.items() if (chosen := [item for item in value or () if item])}
         return await service().answer("evidence", {"by": by, **given})
 
 
@@ -213,7 +213,7 @@ def add_diagnose(router: APIRouter, service: GetService) -> None:
         request: Request,
         filename: Annotated[str, Query(max_length=200, pattern=_FILE_NAME, examples=["trace.json.gz"],
                                        description="its ending says what the file is")],
-        gpu: Annotated[GpuOrNone | None, Query(description="that it ran on; default: the one that the file names")]
+        gpu: Annotated[GpuOrNone | None, Query(description="that the file was measured on; default: the GPU that the file names")]
         = None,
         dtype: Annotated[Format | None, Query(description="that products should be in; default: most of them")] = None,
     ) -> Response:  # fmt: skip

@@ -69,5 +69,5 @@ def address(host: str, port: int) -> str:
 
 
 def host_names(host: str) -> tuple[str, ...]:
-    """Names that a server at this address answers for: the address itself; of one at all addresses its own alone."""
+    """Names that a server at this address answers for: the address; only this machine's where it listens at all addresses."""
     return () if host in ("0.0.0.0", "::", "") else (host,)
