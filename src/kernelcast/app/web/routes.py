@@ -213,7 +213,7 @@ def add_diagnose(router: APIRouter, service: GetService) -> None:
         request: Request,
         filename: Annotated[str, Query(max_length=200, pattern=_FILE_NAME, examples=["trace.json.gz"],
                                        description="its ending says what the file is")],
-        gpu: Annotated[GpuOrNone | None, Query(description="that the file was measured on; default: the GPU that the file names")]
+        gpu: Annotated[GpuOrNone | None, Query(description="that it was measured on; default: as the file names")]
         = None,
         dtype: Annotated[Format | None, Query(description="that products should be in; default: most of them")] = None,
     ) -> Response:  # fmt: skip

@@ -69,5 +69,5 @@ def address(host: str, port: int) -> str:
 
 
 def host_names(host: str) -> tuple[str, ...]:
-    """Names that a server at this address answers for: the address; only this machine's where it listens at all addresses."""
+    """Names that a server at this address answers for, beside those of this machine."""
     return () if host in ("0.0.0.0", "::", "") else (host,)
