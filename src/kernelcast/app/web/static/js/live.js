@@ -49,7 +49,10 @@ export function problemBox(problem, retry) {
     "div.problem",
     { dataset: { status: problem.status } },
     h("h2", head(problem)),
-    h("p#problem", problem.detail),
+    h(
+      "p#problem",
+      problem.detail.split("`").map((part, at) => (at % 2 ? h("code", part) : part)), // parameters are in backquotes
+    ),
     retry && AGAIN.includes(problem.status) ? button : null,
   );
 }

@@ -48,7 +48,7 @@ export function configurationsCard({ op, gpu }, evidence) {
   return card(
     `${op} on ${gpu}`,
     { wide: true, id: "kinds-card" },
-    h("p#kinds-told", `${countText(evidence.kinds)} kinds of calls, ${countText(evidence.calls)} measured`),
+    h("p#kinds-told", `${countText(evidence.kinds)} configurations, ${countText(evidence.calls)} measured calls`),
     table(
       `Configurations of ${op} on ${gpu}`,
       ["configuration", ...["calls", "error", "inside", "tested"].map(number), "measured between", "source"],
