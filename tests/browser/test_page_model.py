@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 import kernelcast
-from browser.visits import REFUSED, Visit, columns
+from browser.visits import REFUSED, Visit, columns, problem_text
 
 Run = Callable[..., tuple[int, str, str]]
 FIGURES = {"ttft_s": "time to first token", "tpot_s": "time per output token", "total_s": "total"}
@@ -125,7 +125,7 @@ def test_a_model_that_does_not_fit_is_told_in_the_command_s_words(visit: Visit, 
     visit.open("/model?model=llama-3.1-70b&gpu=l40s")
     code, _, err = run("infer", "llama-3.1-70b", "--gpu", "l40s")
     assert code == 2
-    expect(visit.find("#problem")).to_have_text(" ".join(err.removeprefix("kernelcast: error: ").split()))
+    expect(visit.find("#problem")).to_have_text(problem_text(err))
     expect(visit.find("#memory")).to_contain_text("GiB needed")
     visit.pick("gpu", "b300_sxm")  # the page goes on
     expect(visit.figure("ttft_s")).to_be_visible()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
-from browser.visits import REFUSED, Visit, columns
+from browser.visits import REFUSED, Visit, columns, problem_text
 
 Run = Callable[..., tuple[int, str, str]]
 LOAD = "model=llama-3.1-8b&gpu=h100_sxm&request_rate=4&num_prompts=40&input_len=256&output_len=16"
@@ -100,9 +100,7 @@ def test_a_model_that_does_not_fit_is_told(visit: Visit, run: Run) -> None:
     visit.open("/serve?model=llama-3.1-70b&gpu=l40s&request_rate=1&num_prompts=10&input_len=64&output_len=8")
     _, _, err = run(*shlex.split("simulate llama-3.1-70b --gpu l40s --request-rate 1 --num-prompts 10 --input-len 64"
                                  " --output-len 8"))  # fmt: skip
-    said = " ".join(err.removeprefix("kernelcast: error: ").split())
-    parameters = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), said)  # the page names parameters
-    expect(visit.find("#problem")).to_have_text(parameters)
+    expect(visit.find("#problem")).to_have_text(problem_text(err))
     visit.find("#tp").fill("4")
     visit.find("#ask").click()
     expect(visit.find("#percentiles")).to_be_visible()

@@ -143,6 +143,12 @@ class Visit:
         return found
 
 
+def problem_text(err: str) -> str:
+    """An error of the command line as the page shows it: it names parameters, not flags."""
+    line = " ".join(err.removeprefix("kernelcast: error: ").split())
+    return re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), line)
+
+
 def columns(text: str, label: str, cells: int = 2) -> list[str]:
     """The first line of a printed answer that begins with this label, cut where two spaces or more stand."""
     for line in text.splitlines():
