@@ -270,24 +270,18 @@ def row_fields(rank: int, row: Any, forecast_fields: Callable[[Any], dict[str, A
 
 def _serving_fields(forecast: ServingForecast) -> dict[str, Any]:
     return {
+        **attributes(forecast, "replicas", "batch", "tokens_per_s", "requests_per_s", "usd_per_hour", "support",
+                     precision="deployment.precision.label", usd_per_million_tokens="usd_per_million",
+                     memory_bytes="memory.used_bytes"),
         "why": _shortfall(forecast),
-        "replicas": forecast.replicas,
         "layout": attributes(forecast.deployment.layout, "tp", "pp", "dp", "ep", "micro_batches"),
-        "precision": forecast.deployment.precision.label,
-        "batch": forecast.batch,
         **span_fields("ttft_s", forecast.ttft),
         **span_fields("tpot_s", forecast.tpot),
         **span_fields("e2el_s", forecast.e2el),
-        "tokens_per_s": forecast.tokens_per_s,
         "tokens_per_s_per_gpu": forecast.tokens_per_s / forecast.gpus,
-        "requests_per_s": forecast.requests_per_s,
-        "usd_per_hour": forecast.usd_per_hour,
-        "usd_per_million_tokens": forecast.usd_per_million,
         **span_fields("joules_per_million_tokens", forecast.joules_per_million),
-        "memory_bytes": forecast.memory.used_bytes,
         "memory": forecast.memory.fields("available_bytes", "gpu_bytes"),
-        "support": forecast.support,
-    }
+    }  # fmt: skip
 
 
 # ---- as a plot ----

@@ -80,14 +80,10 @@ def _training_fields(forecast: TrainingForecast) -> dict[str, Any]:
         **span_fields("time_s", forecast.span),
         f"{unit}_per_s": forecast.units_per_s,
         f"{unit}_per_s_per_gpu": forecast.units_per_s / forecast.gpus,
-        "mfu": step.mfu,
-        "hours": forecast.hours,
-        "usd": forecast.usd,
+        **attributes(forecast, "hours", "usd"),
+        **attributes(step, "mfu", "launch_bound", "support", memory_bytes="memory.used_bytes"),
         **span_fields("joules", forecast.joules),
-        "memory_bytes": step.memory.used_bytes,
         "memory": step.memory.fields("gpu_bytes"),
-        "launch_bound": step.launch_bound,
-        "support": step.support,
     }
 
 

@@ -42,44 +42,33 @@ def fields(diagnosis: Diagnosis) -> dict[str, Any]:
     """Plain values, ready for JSON. Times of a row are of one call; ``total_us`` and ``could_win_us`` of all alike."""
     profile = diagnosis.profile
     return {
-        "gpu": diagnosis.gpu.label,
+        **attributes(diagnosis, "matched_share", "run_dtype", "predictor", gpu="gpu.label",
+                     matched_us="measured_matched_us"),
+        **attributes(profile, "source", "launches", "gpu_time_us", span_us="duration_us"),
         "measured_on": profile.gpu_name or None,
-        "source": profile.source,
-        "launches": profile.launches,
-        "gpu_time_us": diagnosis.profile.gpu_time_us,
-        "span_us": profile.duration_us,
         "idle_us": profile.idle_us if profile.duration_us is not None else None,
         "launch_bound": diagnosis.idle is not None,
-        "matched_share": diagnosis.matched_share,
-        "matched_us": diagnosis.measured_matched_us,
         "predicted_us": diagnosis.total_us("time_us"),
         "ceiling_us": diagnosis.total_us("ceiling_us"),
         "could_win_us": sum(row.total_saving_us for row in diagnosis.matched),
-        "run_dtype": diagnosis.run_dtype,
         "kernels": [_row_fields(rank, row) for rank, row in enumerate(diagnosis.matched, start=1)],
         "unmatched": [
             {**_measured_fields(row), "why": row.unmatched, "reasons": [vars(reason) for reason in row.reasons]}
             for row in diagnosis.unmatched
         ],
         "support": _support(diagnosis),
-        "predictor": diagnosis.predictor,
-    }
+    }  # fmt: skip
 
 
 def _measured_fields(row: DiagnosedCall) -> dict[str, Any]:
     measured, grid = row.measured, row.metrics.grid
     return {
-        "name": measured.name,
-        "shapes": measured.shapes,
+        **attributes(measured, "name", "shapes", "count", "total_us", "idle_us", measured_us="time_us"),
         "kernels": [
             {"name": kernel.name, "time_us": kernel.time_us, "grid": list(kernel.grid), "block": list(kernel.block)}
             for kernel in measured.kernels
         ],
-        "count": measured.count,
-        "measured_us": measured.time_us,
-        "total_us": measured.total_us,
         "share": row.share,
-        "idle_us": measured.idle_us,
         "waves": grid.waves or None,
         "tail": grid.tail if grid.waves else None,
         "padding": grid.padding,
@@ -94,13 +83,11 @@ def _row_fields(rank: int, row: DiagnosedCall) -> dict[str, Any]:
         "op": row.metrics.op,
         "parameters": {name: value for name, value in row.metrics.parameters.items() if name != "op"},
         **_measured_fields(row),
-        "predicted_us": forecast.time_us,
-        **attributes(forecast, "low_us", "high_us", "ceiling_us", "bound_us", "bound_by"),
-        "gap_us": row.metrics.gap_us,
-        "could_win_us": row.total_saving_us,
-        **attributes(forecast, "flops", "moved_bytes", "support"),
+        **attributes(forecast, "low_us", "high_us", "ceiling_us", "bound_us", "bound_by", "flops", "moved_bytes",
+                     "support", predicted_us="time_us"),
+        **attributes(row, gap_us="metrics.gap_us", could_win_us="total_saving_us"),
         "reasons": [vars(reason) for reason in row.reasons],
-    }
+    }  # fmt: skip
 
 
 def _support(diagnosis: Diagnosis) -> str:

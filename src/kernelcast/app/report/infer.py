@@ -64,11 +64,9 @@ def _batch_fields(result: Inference) -> dict[str, Any]:
         "decode_step_s": result.step, "total_s": result.total,
     }  # fmt: skip
     return {
-        "model": deployment.model.name,
-        "gpu": deployment.gpu.label,
+        **_deployment_fields(deployment),
         "gpus": gpus,
-        "stack": deployment.stack.id,
-        "layout": attributes(deployment.layout, "tp", "pp", "dp", "ep"),
+        "model": deployment.model.name,
         "precision": deployment.precision.label,
         "requests": len(workload.inputs),
         "input_tokens": sum(workload.inputs),
@@ -126,18 +124,18 @@ def _interval_fields(figures: dict[str, Interval]) -> dict[str, Any]:
 
 
 def _pool_fields(result: Disaggregated, name: str, workers: PhaseWorkers, memory: Memory) -> dict[str, Any]:
-    deployment = workers.deployment
     return {
-        "workers": workers.count,
-        "gpu": deployment.gpu.label,
-        "gpus": workers.gpus,
-        "stack": deployment.stack.id,
-        "layout": attributes(deployment.layout, "tp", "pp", "dp", "ep"),
-        "batch": workers.batch,
+        **attributes(workers, "gpus", "batch", workers="count"),
+        **_deployment_fields(workers.deployment),
         **_rate_fields(result, name),
         "memory_bytes": float(memory.used_bytes),
         "memory": memory.fields("available_bytes", "gpu_bytes"),
     }
+
+
+def _deployment_fields(deployment: Deployment) -> dict[str, Any]:
+    layout = attributes(deployment.layout, "tp", "pp", "dp", "ep")
+    return {**attributes(deployment, gpu="gpu.label", stack="stack.id"), "layout": layout}
 
 
 def _rate_fields(result: Disaggregated, part: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from kernelcast.energy.power import Energy
@@ -22,9 +23,10 @@ def print_json(value: Any, **options: Any) -> None:
     print(json.dumps(value, **options))
 
 
-def attributes(of: Any, *names: str) -> dict[str, Any]:
-    """Fields that go by the names of attributes."""
-    return {name: getattr(of, name) for name in names}
+def attributes(of: Any, *names: str, **paths: str) -> dict[str, Any]:
+    """Fields that go by the names of attributes; ``paths``: by other names, as in ``model="deployment.model.name"``."""
+    paths = {name: name for name in names} | paths
+    return {name: attrgetter(path)(of) for name, path in paths.items()}
 
 
 def plain(value: Any) -> Any:

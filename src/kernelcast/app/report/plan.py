@@ -242,29 +242,20 @@ def _trial(trial: SimulatedService) -> dict[str, Any]:
     for ending, values in (("low", outcome.low), ("high", outcome.high)):
         metrics |= {f"{key}_{ending}": value for key, value in values.items()}
     return {
-        "usd_per_hour": setting.usd_per_hour,
-        "usd_per_million_output_tokens": trial.usd_per_million,
-        "gpus": setting.gpus,
-        **_place(setting.engine, setting.replicas, setting.limits),
-        "prefill": _place(setting.prefill, setting.prefill_replicas, setting.prefill_limits)
-        if setting.prefill
-        else None,
-        "meets": trial.meets,
-        "meets_at_slow_end": trial.sure,
-        "share_of_goal": trial.share,
-        "nearest_goal": trial.nearest.key,
+        **attributes(setting, "usd_per_hour", "gpus", kv_cache_tokens="limits.kv_tokens"),
+        **attributes(trial, "meets", usd_per_million_output_tokens="usd_per_million", meets_at_slow_end="sure",
+                     share_of_goal="share", nearest_goal="nearest.key"),
+        **_engine(setting.engine, setting.replicas, setting.limits),
+        "prefill": _engine(setting.prefill, setting.prefill_replicas, setting.prefill_limits) if setting.prefill
+                   else None,
         "metrics": metrics,
-        "kv_cache_tokens": setting.limits.kv_tokens,
-    }
+    }  # fmt: skip
 
 
-def _place(candidate: EngineOption, replicas: int, limits: Any) -> dict[str, Any]:
-    where = candidate.deployment
+def _engine(candidate: EngineOption, replicas: int, limits: Any) -> dict[str, Any]:
     return {
-        "gpu": where.gpu.id,
-        "stack": where.stack.id,
-        "precision": where.precision.label,
-        "layout": attributes(where.layout, "tp", "pp", "dp", "ep"),
+        **attributes(candidate.deployment, gpu="gpu.id", stack="stack.id", precision="precision.label"),
+        "layout": attributes(candidate.deployment.layout, "tp", "pp", "dp", "ep"),
         "replicas": replicas,
         **attributes(limits, "max_num_seqs", "max_num_batched_tokens"),
         "price": attributes(candidate.price, "usd_per_hour", "date", "source"),

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kernelcast.app.report.json import plain
+from kernelcast.app.report.json import attributes, plain
 from kernelcast.app.report.text import dense_table, digits, show, time_text
 from kernelcast.search.sweep.file import LAYOUT, NAMES, SIZES
 from kernelcast.search.sweep.query import Objective, QueryResult
@@ -28,14 +28,8 @@ _ALWAYS = ("tokens_per_s_per_gpu", "ttft_s", "tpot_s", "dollars_per_million_toke
 
 
 def outcome_fields(outcome: SweepOutcome, statuses: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "folder": str(outcome.folder),
-        "settings": outcome.settings,
-        "finished_before": outcome.before,
-        "seconds": outcome.seconds,
-        "settings_per_s": outcome.settings_per_s,
-        "statuses": dict(statuses),
-    }
+    figures = attributes(outcome, "settings", "seconds", "settings_per_s", finished_before="before")
+    return {"folder": str(outcome.folder), **figures, "statuses": dict(statuses)}
 
 
 def print_outcome(outcome: SweepOutcome, statuses: Mapping[str, int]) -> None:

@@ -35,20 +35,15 @@ def fields(step: Step | ScaledStep) -> dict[str, Any]:
     """The contract's keys: times, what binds, memory, breakdown."""
     values = _scaled_fields(step) if isinstance(step, ScaledStep) else _one_gpu_fields(step)
     return values | {
-        "model": step.trace.name,
-        "gpu": step.gpu.label,
+        **attributes(step, "mfu", "flops", "support", "predictor", model="trace.name", gpu="gpu.label",
+                     memory_bytes="memory.used_bytes"),
         **({"built": step.trace.built} if step.trace.built else {}),
         "time_s": float(step.time_s),
         "time_s_low": float(step.low_s),
         "time_s_high": float(step.high_s),
-        "mfu": step.mfu,
-        "flops": step.flops,
-        "memory_bytes": step.memory.used_bytes,
         "breakdown": breakdown_fields(step.shares),
-        "support": step.support,
         "evidence": step.rests_on.to_dict(),
-        "predictor": step.predictor,
-    }
+    }  # fmt: skip
 
 
 def print_step(step: Step | ScaledStep) -> None:
@@ -63,30 +58,21 @@ def print_step(step: Step | ScaledStep) -> None:
 def _one_gpu_fields(step: Step) -> dict[str, Any]:
     trace = step.trace
     return {
-        "mode": trace.mode,
-        "kernel_time_s": step.kernel_time_s,
+        **attributes(step, "kernel_time_s", "launch_bound", "idle_s", "coverage", "compiled", mode="trace.mode",
+                     parameters="trace.parameters", tokens="trace.tokens", launch_margin="margin",
+                     fits="memory.fits", costed_by_bytes="by_bytes", host="host.id"),
         **{f"{phase}_s": step.phase_s(phase) for phase in PHASES},
         **{f"{phase}_kernel_s": step.phase_kernel_s(phase) for phase in PHASES},
-        "launch_bound": step.launch_bound,
-        "idle_s": step.idle_s,
-        "launch_margin": step.margin,
         "launch_margin_low": step.margins[0],
         "launch_margin_high": step.margins[1],
         "kernels": round(sum(kernel.launches for kernel in step.kernels)),
         "ops": len(trace.ops),
         **({"notes": list(trace.notes)} if trace.notes else {}),
-        "parameters": trace.parameters,
-        "tokens": trace.tokens,
         "tokens_per_s": trace.tokens / step.time_s,
         "samples_per_s": trace.samples / step.time_s,
         **run_energy_fields(step.energy, [step.drawn], step.time_s, 1, trace.tokens),
-        "fits": step.memory.fits,
         "memory": step.memory.fields("gpu_bytes"),
-        "coverage": step.coverage,
-        "costed_by_bytes": step.by_bytes,
-        "host": step.host.id,
-        "compiled": step.compiled,
-    }
+    }  # fmt: skip
 
 
 def _print_one_gpu(step: Step) -> None:
