@@ -90,15 +90,14 @@ class Candidates:
         return {name: np.log2(np.maximum(value, 1e-9)) for name, value in self.work.tile.items()}
 
     @lazy
-    def limits(self) -> list[Array]:
-        """Seconds of each pipeline, work spread evenly."""
-        share = np.asarray(self.work.tasks) / self.gpu.sm_count
-        return [self._limit(name, share) for name in LIMITS]
+    def busiest_limits(self) -> list[Array]:
+        """Seconds of each pipeline for the busiest SM, as its schedule loads it."""
+        return [self._limit(name, self.busiest) for name in LIMITS]
 
     @lazy
-    def busiest_limits(self) -> list[Array]:
-        """The same for the busiest SM, as its schedule loads it."""
-        return [self._limit(name, self.busiest) for name in LIMITS]
+    def l2_s(self) -> Array:
+        """Seconds of L2 with the work spread evenly."""
+        return self._limit("l2", np.asarray(self.work.tasks) / self.gpu.sm_count)
 
     def _limit(self, name: str, share: Array) -> Array:
         if name in self.without:
@@ -166,6 +165,8 @@ class Candidates:
 
 PIPELINES = tuple(LIMITS)
 IN_A_MODEL = Rotation()
+_PER_SM = [PIPELINES.index(name) for name in ("tensor", "fma", "xu", "smem", "issue")]
+_L2 = PIPELINES.index("l2")
 _FEW_CALLS = 32
 Score = Callable[[Sequence[Array], "Candidates | Analysis"], Array]
 """The limits of the busiest SM in seconds, one entry a pipeline, and what else is known by name (``details["step_s"]``)
@@ -229,6 +230,7 @@ class Analysis:
     footprint_bytes = _each("footprint_bytes")
     resident_share = _each("resident_share")
     kept_share = _each("kept_share")
+    flops = _each("flops")
 
     def __getitem__(self, name: str) -> Array:
         found: Array = getattr(self, name)
@@ -245,35 +247,26 @@ class Analysis:
         return found
 
     @lazy
-    def _alone(self) -> Candidates:
-        """What the chosen candidates ask for: what no score needs is computed of it alone."""
-        placed = self.candidates
-        return Candidates(placed.work.demand(self.candidate), placed.gpu, placed.rotations, placed.without)
-
-    @lazy
     def limits(self) -> Array:
         """(pipelines, calls), seconds, work spread evenly; rows as in PIPELINES."""
-        return self._rows(self._alone.limits)
+        limits = self.busiest_limits.copy()
+        busy = np.maximum(self.busiest, 1e-300)  # nothing runs: every limit is 0
+        limits[_PER_SM] *= self.tasks / self.sm_count / busy
+        limits[_L2] = chosen(self.candidates.l2_s, self.candidate)
+        return limits
 
     @lazy
     def busiest_limits(self) -> Array:
         """The same for the busiest SM, as its schedule loads it."""
-        return self._rows(self.busiest_each)
+        limits = np.empty((len(PIPELINES), len(self.candidate)))
+        for row, limit in enumerate(self.busiest_each):
+            limits[row] = limit
+        return limits
 
     @lazy
     def busiest_each(self) -> list[Array]:
         """The same, each in its own shape."""
         return [np.asanyarray(chosen(limit, self.candidate)) for limit in self.candidates.busiest_limits]
-
-    def _rows(self, limits: Sequence[Number]) -> Array:
-        found = np.empty((len(limits), len(self.candidate)))
-        for row, limit in enumerate(limits):
-            found[row] = limit
-        return found
-
-    @lazy
-    def flops(self) -> Array:
-        return self.full(self._alone.flops)
 
     @lazy
     def tile(self) -> Mapping[str, Array]:
@@ -363,7 +356,7 @@ def _least(scores: Array, keep: int) -> tuple[NDArray[np.intp], Array]:
     """
     if scores.shape[1] < _FEW_CALLS:
         order = np.argsort(scores, axis=0, kind="stable")[:keep]
-        return order, np.take_along_axis(scores, order, axis=0)
+        return order, scores[order, np.arange(scores.shape[1])]
     left = np.array(scores.T, order="C")
     call = np.arange(len(left))
     shape = min(keep, left.shape[1]), len(left)

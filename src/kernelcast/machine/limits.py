@@ -108,7 +108,7 @@ def dram(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
 
 def link(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Bytes to other GPUs over the link's rate, or its dependent messages one after another."""
-    if not (np.any(work.link_bytes) or np.any(work.link_steps)):
+    if all(_absent(demand) or not np.any(demand) for demand in (work.link_bytes, work.link_steps)):
         return NOTHING
     between = fabric(work.link or gpu.link_kind, gpu)
     return np.maximum(
