@@ -1,9 +1,10 @@
-"""What was measured, by kind of call, and how far a question is from it.
+"""What was measured, by configuration, and how far a call is from it.
 
-A kind is an op on a GPU and all of its words together: stack, backend, number formats, prefill or decode, … A question
-whose kind was measured is answered in the words that the networks heard. One that was not is answered as the nearest
-kind that was, times the ratio of physics between the two; how far off that is was learned by asking about each
-measured kind as if it had not been (``Step``). No rows are kept, only figures.
+A configuration is an op on a GPU and all of its choices together: stack, backend, number formats, prefill or decode, …
+A call whose configuration was measured is answered with the choices that the networks were fitted with. Any other is
+answered as the nearest configuration that was measured, times the ratio of physics between the two; how far off that is
+was learned by predicting each measured configuration as if it had not been (``Substitution``). No rows are kept, only
+figures.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from kernelcast.ops.base import Calls, Configuration, Kernel
 from kernelcast.ops.work import Array
 
 Rows = NDArray[np.intp]
-Change = tuple[str, str | None, str | None]  # a word, as asked, as answered
+Change = tuple[str, str | None, str | None]  # a choice's name, as asked, as answered
 # Stacks that a call could mean where none is named, the first that was measured; None: a kernel by itself.
 USUAL_STACKS = (None, "vllm", "sglang", "trtllm", "torch", "flashinfer", "nccl")
 FIXED = ("phase", "mask", "lengths", "filters", "config", "absorbed")  # a call of another of these has other numbers
-_OWN = ("layout", "to", "scale", "access", "state_dtype", "fabric", "inputs")  # an op's own defaults: nothing is told
+_DEFAULTS = ("layout", "to", "scale", "access", "state_dtype", "fabric", "inputs")  # of an op: not worth a mention
 _ROUNDING = 0.25  # octaves beyond a range that are still inside of it
 _OTHER_MODEL = 0.2  # octaves that a call counts which has not the sizes of a measured model
 _NEAR = 2.0  # octaves beyond a range that are near
@@ -36,34 +37,34 @@ _KEYS = {"configuration": "words", "network_choices": "heard"}  # of fields that
 
 @dataclass(frozen=True)
 class Substitution:
-    """What it costs to answer with one word changed: log of true over answered time."""
+    """What it costs to answer with one choice for another: log of true over answered time."""
 
     shift: float  # the median, which the answer is corrected by
     low: float  # the tenth percentile lies this far below
     high: float  # and the ninetieth this far above
-    error: float  # mean error of an answer, corrected by other kinds' median
+    error: float  # mean error of an answer, corrected by the median of other configurations
     configurations: int
 
 
 # Batches of unequal lengths are in no table of kernels; whole decode steps of such batches in engines are this far off.
 RAGGED = Substitution(0.0, 0.1, 0.1, 0.07, 0)
 # An engine's product of inputs that come quantised is in no table either; against 1,102 products alone that PyTorch was
-# measured with on an H200, what is told of TensorRT-LLM's, vLLM's and SGLang's is off by 5.4, 6.6 and 8.1%.
+# measured with on an H200, forecasts of TensorRT-LLM's, vLLM's and SGLang's are off by 5.4, 6.6 and 8.1%.
 QUANTIZED_INPUTS = Substitution(0.0, 0.09, 0.09, 0.07, 0)
-UNKNOWN = Substitution(0.0, 0.4, 0.7, 0.5, 0)  # of a word of which no two kinds were measured: as wide as the widest
+UNKNOWN = Substitution(0.0, 0.4, 0.7, 0.5, 0)  # of a choice of which no two were measured: as wide as the widest
 # A link is physics alone: what one slow host is off by says nothing of another link.
 UNMEASURED = {"lengths": RAGGED, "inputs": QUANTIZED_INPUTS, "fabric": UNKNOWN}
-UNKNOWN_FIXED = Substitution(0.0, 0.7, 1.1, 1.0, 0)  # the same of a word that cannot be changed in a call
+UNKNOWN_FIXED = Substitution(0.0, 0.7, 1.1, 1.0, 0)  # the same of a choice that cannot be changed in a call
 
 
 @dataclass(frozen=True)
 class MeasuredConfiguration:
-    """One measured kind."""
+    """What was measured of one configuration."""
 
     op: str
     gpu: str
-    configuration: Mapping[str, str | None]  # in full, as ``Kernel.with_defaults`` gives them
-    network_choices: Mapping[str, str | None]  # the choices that the networks were told
+    configuration: Mapping[str, str | None]  # in full, as ``Kernel.with_defaults`` gives it
+    network_choices: Mapping[str, str | None]  # the choices that the networks were fitted with
     calls: int
     ranges: Mapping[str, tuple[float, float]]
     models: tuple[tuple[float, ...], ...]  # ``Kernel.model_sizes`` of the calls, where another backend was measured too
@@ -89,104 +90,98 @@ class MeasuredConfiguration:
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
-@dataclass(frozen=True, eq=False)  # looked up once and shared: one is the same as another only if it is that one
+@dataclass(frozen=True, eq=False)  # looked up once and shared, so compared by identity
 class EvidenceMatch:
-    """Where a kind of question stands: what it rests on, and by how many words it is off."""
+    """The evidence of a configuration: what was measured that is nearest to it, and what lies between the two."""
 
-    configuration: Mapping[str, str | None]  # as asked, what nobody said filled in
-    filled: tuple[Change, ...] = ()  # what nobody said, or called by another name
+    configuration: Configuration  # as asked, with defaults filled in
+    filled: tuple[Change, ...] = ()  # what was not given, or given by another name
     entry: MeasuredConfiguration | None = None
-    network_gpu: str | None = None  # the GPU that the networks are told of
-    substituted: tuple[Change, ...] = ()  # what was said and not measured
+    network_gpu: str | None = None  # the GPU that the networks are given
+    substituted: tuple[Change, ...] = ()  # what was given and not measured
     shift: float = 0.0
     low: float = 0.0
     high: float = 0.0
-    distance: int = 0  # words changed, a GPU that was not measured, a new generation
+    distance: int = 0  # choices substituted, a GPU that was not measured, a new generation
 
     @property
     def answered_as(self) -> dict[str, dict[str, str | None]]:
-        """The words that were filled in or changed: what was asked, None where nobody said, and what was answered."""
-        filled = {word: {"asked": asked, "answered": answered} for word, asked, answered in self.filled}
-        for word, asked, answered in self.substituted:
-            said = filled[word]["asked"] if word in filled else asked
-            filled[word] = {"asked": said, "answered": answered}
+        """Choices filled in or substituted: what was asked (None where nothing was given), and what was answered."""
+        filled = {name: {"asked": asked, "answered": answered} for name, asked, answered in self.filled}
+        for name, asked, answered in self.substituted:
+            given = filled[name]["asked"] if name in filled else asked
+            filled[name] = {"asked": given, "answered": answered}
         return filled
 
     @property
     def text(self) -> str:
-        """'backend flashinfer for fa2, paged yes': the words that were filled in or changed."""
-        told = []
-        for word, pair in self.answered_as.items():
+        """'backend flashinfer for fa2, paged yes': the choices filled in or substituted."""
+        parts = []
+        for name, pair in self.answered_as.items():
             asked = f" for {pair['asked']}" if pair["asked"] is not None else ""
-            told.append(f"{word} {pair['answered'] or 'not given'}{asked}")
-        return ", ".join(told)
+            parts.append(f"{name} {pair['answered'] or 'not given'}{asked}")
+        return ", ".join(parts)
 
     @property
     def evidence(self) -> dict[str, Any] | None:
-        """The evidence as data, None where nothing of the kind was measured."""
+        """What was measured, as data; None where nothing was."""
         return self.entry.to_dict() if self.entry else None
 
 
-UNMATCHED = EvidenceMatch({})  # in the words that the calls have, whatever was measured
+UNMATCHED = EvidenceMatch({})  # with the choices that the calls have, whatever was measured
 
 
 def configurations_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, dict[str, str | None]]]:
-    """The calls of each kind, by number (None: all of them), and its words."""
-    words = kernel.configuration(calls)
-    varying = {name: column for name, column in words.items() if isinstance(column, np.ndarray)}
-    same = {name: word for name, word in words.items() if not isinstance(word, np.ndarray)}
+    """The calls of each configuration, by number (None: all of them)."""
+    columns = kernel.configuration(calls)
+    varying = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+    same = {name: value for name, value in columns.items() if not isinstance(value, np.ndarray)}
     if not varying:
         yield None, same
         return
     code = np.zeros(calls.count, dtype=np.int64)
     for column in varying.values():
-        other = column != column[0]
-        if other.any():
+        if (column != column[0]).any():
             code = code * (len(column) + 1) + np.unique(column.astype(str), return_inverse=True)[1]
             code = np.unique(code, return_inverse=True)[1]
     _, first = np.unique(code, return_index=True)
     for number, row in enumerate(first):
-        own = {name: column[row] for name, column in varying.items()}
-        yield (None if len(first) == 1 else np.flatnonzero(code == number)), {**same, **own}
+        configuration = {**same, **{name: column[row] for name, column in varying.items()}}
+        yield (None if len(first) == 1 else np.flatnonzero(code == number)), configuration
 
 
-def without_evidence(kernel: type[Kernel], words: Configuration, place: Gpu) -> EvidenceMatch:
-    """Without evidence: what nobody said filled in from the stack's file."""
-    usual = kernel.with_defaults(words, place)
-    return EvidenceMatch(usual, _filled(words, usual))
+def without_evidence(kernel: type[Kernel], given: Configuration, gpu: Gpu) -> EvidenceMatch:
+    """Defaults of the stack filled in, nothing substituted."""
+    full = kernel.with_defaults(given, gpu)
+    return EvidenceMatch(full, _filled(given, full))
 
 
-def _filled(words: Configuration, usual: Configuration) -> tuple[Change, ...]:
-    return tuple((name, words[name], word) for name, word in usual.items() if word != words[name] and name not in _OWN)
+def _filled(given: Configuration, full: Configuration) -> tuple[Change, ...]:
+    changes = ((name, given[name], value) for name, value in full.items() if value != given[name])
+    return tuple(change for change in changes if change[0] not in _DEFAULTS)
 
 
 def _short(value: Any) -> Any:
     """Whole numbers without a point, all through."""
     if isinstance(value, Mapping):
-        return {name: _short(one) for name, one in value.items()}
+        return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_short(one) for one in value]
+        return [_short(item) for item in value]
     return int(value) if isinstance(value, float) and value == int(value) else value
 
 
-Apart = tuple[
-    MeasuredConfiguration, list[Change], bool, float
-]  # a kind, the words between, whether it fills in others, their cost
+# A measured configuration, the choices between, whether it fills in others, and what they cost
+Difference = tuple[MeasuredConfiguration, list[Change], bool, float]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All measured kinds of a family, and what changing a word costs."""
+    """All measured configurations of a family, and what substitutions cost."""
 
     entries: tuple[MeasuredConfiguration, ...] = ()
-    substitutions: Mapping[str, Substitution] = field(
-        default_factory=dict
-    )  # by "word asked answered", "word, dtype" and "word"
-    _known: dict[Any, tuple[EvidenceMatch, ...]] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # looked up before
-    _errors: dict[Any, float] = field(default_factory=dict, compare=False, repr=False)  # of steps, looked up before
-    _words: dict[Any, list[Apart]] = field(default_factory=dict, compare=False, repr=False)  # compared before
+    # by "choice asked answered", "choice, dtype" and "choice"
+    substitutions: Mapping[str, Substitution] = field(default_factory=dict)
+    _cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Evidence:
@@ -233,135 +228,140 @@ class Evidence:
         return frozenset(gpu(name).compute_capability for name in self.gpus)
 
     def substitution(
-        self, word: str, asked: str | None, answered: str | None, dtype: str | None = None
+        self, name: str, asked: str | None, answered: str | None, dtype: str | None = None
     ) -> Substitution:
-        """What it costs to take one word for another: of this pair, else of the word in this format, else in any."""
-        keys = (f"{word} {asked} {answered}", f"{word}, {dtype}", word)
-        known = next((self.substitutions[key] for key in keys if key in self.substitutions), None)
-        if known:
-            return known
-        return UNMEASURED.get(word, UNKNOWN_FIXED if word in FIXED else UNKNOWN)
+        """What it costs to take one choice for another: of this pair, else of the choice in this format, or in any."""
+        for key in (f"{name} {asked} {answered}", f"{name}, {dtype}", name):
+            if key in self.substitutions:
+                return self.substitutions[key]
+        return UNMEASURED.get(name, UNKNOWN_FIXED if name in FIXED else UNKNOWN)
 
-    def _error(self, word: str, asked: str | None, answered: str | None, dtype: str | None) -> float:
-        key = word, asked, answered, dtype
-        if key not in self._errors:
-            self._errors[key] = self.substitution(*key).error
-        return self._errors[key]
+    def _error(self, *change: str | None) -> float:
+        if change not in self._cache:
+            self._cache[change] = self.substitution(*change).error  # type: ignore[arg-type]
+        return float(self._cache[change])
 
-    def _step(self, change: Change, dtype: str | None, own: bool) -> Substitution:
-        """``own``: the networks are told of the GPU itself, and answer for it in words that they heard elsewhere: no
-        median of answers under another name corrects that."""
-        step = self.substitution(*change, dtype)
-        return replace(step, shift=0.0) if own and change[0] == "gpu" else step
+    def matches(
+        self, kernel: type[Kernel], given: Configuration, target: Gpu, nearest_gpu: str
+    ) -> tuple[EvidenceMatch, ...]:
+        """The evidence of a configuration on ``target``, which is taken for ``nearest_gpu`` where it was not measured.
 
-    def matches(self, kernel: type[Kernel], words: Configuration, place: Gpu, kin: str) -> tuple[EvidenceMatch, ...]:
-        """Where these words stand on ``place``, which has the name of ``kin`` where it was not measured.
-
-        Several where what nobody said could be one or the other: the usual one first. Which of them a call is, its
-        numbers tell: an engine takes another kernel for wide heads, say.
+        Several where what was not given could be one or the other: the usual first. Which of them a call has, its
+        numbers decide: an engine takes another kernel for wide heads, say.
         """
-        key = kernel.op, tuple(words.items()), place.id, place.compute_capability, place.link_kind, kin
-        if key not in self._known:
-            self._known[key] = tuple(self._looked_up(kernel, words, place, kin))
-        return self._known[key]
+        key = kernel.op, tuple(given.items()), target.id, target.compute_capability, target.link_kind, nearest_gpu
+        if key not in self._cache:
+            self._cache[key] = tuple(self._matches(kernel, given, target, nearest_gpu))
+        found: tuple[EvidenceMatch, ...] = self._cache[key]
+        return found
 
-    def _looked_up(self, kernel: type[Kernel], words: Configuration, place: Gpu, kin: str) -> list[EvidenceMatch]:
-        if words.get("stack") is not None:
-            return self._nearest(kernel, words, words, place, kin)[1]
+    def _matches(
+        self, kernel: type[Kernel], given: Configuration, target: Gpu, nearest_gpu: str
+    ) -> list[EvidenceMatch]:
+        if given.get("stack") is not None:
+            return self._nearest(kernel, given, given, target, nearest_gpu)[1]
         measured = {entry.configuration["stack"] for entry in self.by_op.get(kernel.op, ())}
         stacks = [stack for stack in USUAL_STACKS if stack in measured] or [None]
-        found = {stack: self._nearest(kernel, words, {**words, "stack": stack}, place, kin) for stack in stacks}
-        least = min(cost for cost, _ in found.values())
-        matches = next(matches for cost, matches in found.values() if cost == least)  # of equals the first
-        # Nobody said which stack, so the interval holds them all
-        loose = self.substitutions.get(f"stack, {words['dtype']}") or self.substitutions.get("stack", UNKNOWN)
-        return [one if one.configuration["stack"] is None else _wider(one, loose) for one in matches]
+        options = [self._nearest(kernel, given, {**given, "stack": stack}, target, nearest_gpu) for stack in stacks]
+        _, matches = min(options, key=lambda option: option[0])  # of equals the first
+        # No stack was given, so the interval holds them all
+        any_stack = self.substitutions.get(f"stack, {given['dtype']}") or self.substitutions.get("stack", UNKNOWN)
+        return [match if match.configuration["stack"] is None else _wider(match, any_stack) for match in matches]
 
     def _nearest(
-        self, kernel: type[Kernel], asked: Configuration, words: Configuration, place: Gpu, kin: str
+        self, kernel: type[Kernel], asked: Configuration, given: Configuration, target: Gpu, nearest_gpu: str
     ) -> tuple[float, list[EvidenceMatch]]:
-        """The measured kinds that the fewest and least words lie between, and what they cost."""
-        usual = kernel.with_defaults(words, place)
-        unsaid = [name for name in usual if words[name] is None and name != "stack"]
-        own = any(entry.gpu == kin for entry in self.by_op.get(kernel.op, ()))  # the networks know the op there
-        new = 0 if place.id in self.gpus else 1 + (place.compute_capability not in self.capabilities)
-        found, dtype = [], usual["dtype"]
-        far = {name: 0.0 if name == kin else self._error("gpu", kin, name, dtype) for name in self.gpus}
-        for at, (entry, changed, filled, cost) in enumerate(self._apart(kernel, usual, unsaid)):
-            found.append(((round(cost + far[entry.gpu], 6), filled, -entry.calls, at), changed))
-        if not found:
-            return 0.0, [EvidenceMatch(usual, _filled(asked, usual), distance=2)]
-        least = min(order[0] for order, _ in found)
-        entries = self.by_op[kernel.op]
+        """The measured configurations that the fewest and cheapest substitutions lie between, and what they cost."""
+        full = kernel.with_defaults(given, target)
+        open_choices = [name for name in full if given[name] is None and name != "stack"]
+        entries, dtype = self.by_op.get(kernel.op, ()), full["dtype"]
+        known = any(entry.gpu == nearest_gpu for entry in entries)  # the networks know the op there
+        new = 0 if target.id in self.gpus else 1 + (target.compute_capability not in self.capabilities)
+        gpu_cost = {
+            name: 0.0 if name == nearest_gpu else self._error("gpu", nearest_gpu, name, dtype) for name in self.gpus
+        }
+        ranked = []
+        for index, (entry, changes, fills, cost) in enumerate(self._differences(kernel, full, open_choices)):
+            ranked.append((round(cost + gpu_cost[entry.gpu], 6), fills, -entry.calls, index, changes))
+        if not ranked:
+            return 0.0, [EvidenceMatch(full, _filled(asked, full), distance=2)]
+        least = min(cost for cost, *_ in ranked)
 
-        def order_of(one: Any) -> Any:
+        def order(each: tuple[float, bool, int, int, list[Change]]) -> tuple[bool, bool, int, int]:
             """Of equals those of the same compute capability; for these alone, as it opens the file of the GPU."""
-            (_, filled, *rest), _ = one
-            return filled, gpu(entries[rest[-1]].gpu).compute_capability != place.compute_capability, rest
+            _, fills, calls, index, _ = each
+            return fills, gpu(entries[index].gpu).compute_capability != target.compute_capability, calls, index
 
-        nearest = sorted((one for one in found if one[0][0] == least), key=order_of)
         matches = []
-        for (*_, at), changed in nearest:
-            entry = entries[at]
-            changed = changed if entry.gpu == kin else [*changed, ("gpu", kin, entry.gpu)]
-            steps = [self._step(change, dtype, own) for change in changed]
-            said = {**usual, **{name: entry.configuration.get(name) for name in unsaid}}
-            # told of the GPU that was asked about, not of its stand-in
-            told = tuple(("gpu", place.id, entry.gpu) if change[0] == "gpu" else change for change in changed)
+        for *_, index, changes in sorted((each for each in ranked if each[0] == least), key=order):
+            entry = entries[index]
+            if entry.gpu != nearest_gpu:
+                changes = [*changes, ("gpu", nearest_gpu, entry.gpu)]
+            costs = [self.substitution(*change, dtype) for change in changes]
+            # Networks that know the op on this GPU need no correction by the median of answers under another name
+            shifts = [
+                0.0 if known and change[0] == "gpu" else cost.shift for change, cost in zip(changes, costs, strict=True)
+            ]
+            configuration = {**full, **{name: entry.configuration.get(name) for name in open_choices}}
+            # the GPU that was asked about, not its stand-in
+            substituted = tuple(("gpu", target.id, entry.gpu) if change[0] == "gpu" else change for change in changes)
             matches.append(
                 EvidenceMatch(
-                    configuration=said,
-                    filled=_filled(asked, said),
+                    configuration=configuration,
+                    filled=_filled(asked, configuration),
                     entry=entry,
-                    network_gpu=kin if own else entry.gpu,
-                    substituted=told,
-                    shift=sum(step.shift for step in steps),
-                    low=float(np.sqrt(sum(step.low**2 for step in steps))),
-                    high=float(np.sqrt(sum(step.high**2 for step in steps))),
-                    distance=len(told) + new,
+                    network_gpu=nearest_gpu if known else entry.gpu,
+                    substituted=substituted,
+                    shift=sum(shifts),
+                    low=float(np.sqrt(sum(cost.low**2 for cost in costs))),
+                    high=float(np.sqrt(sum(cost.high**2 for cost in costs))),
+                    distance=len(substituted) + new,
                 )
             )
         return least, matches
 
-    def _apart(self, kernel: type[Kernel], usual: Configuration, unsaid: Sequence[str]) -> list[Apart]:
-        """Of every measured kind of an op: the words between, whether it fills in some that nobody said, and what they
+    def _differences(self, kernel: type[Kernel], full: Configuration, open_choices: Sequence[str]) -> list[Difference]:
+        """Of every measured configuration of an op: the choices between, whether it fills in open ones, and what they
         cost. The same on every GPU."""
-        key = kernel.op, tuple(usual.items()), tuple(unsaid)
-        if key not in self._words:
-            found = []
+        key = kernel.op, tuple(full.items()), tuple(open_choices)
+        if key not in self._cache:
+            differences = []
             for entry in self.by_op.get(kernel.op, ()):
-                heard = entry.configuration.get
-                apart = [(name, word, heard(name)) for name, word in usual.items() if word != heard(name)]
-                changed = [change for change in apart if change[0] not in unsaid]
-                cost = sum(self._error(*change, usual["dtype"]) for change in changed)
-                found.append((entry, changed, len(apart) > len(changed), cost))
-            self._words[key] = found
-        return self._words[key]
+                measured = entry.configuration.get
+                apart = [(name, value, measured(name)) for name, value in full.items() if value != measured(name)]
+                changes = [change for change in apart if change[0] not in open_choices]
+                cost = sum(self._error(*change, full["dtype"]) for change in changes)
+                differences.append((entry, changes, len(apart) > len(changes), cost))
+            self._cache[key] = differences
+        found: list[Difference] = self._cache[key]
+        return found
 
 
-def _wider(match: EvidenceMatch, loose: Substitution) -> EvidenceMatch:
-    low, high = float(np.hypot(match.low, loose.low)), float(np.hypot(match.high, loose.high))
+def _wider(match: EvidenceMatch, spread: Substitution) -> EvidenceMatch:
+    low, high = float(np.hypot(match.low, spread.low)), float(np.hypot(match.high, spread.high))
     return replace(match, low=low, high=high)
 
 
 def nearest_match(matches: Sequence[EvidenceMatch], kernel: type[Kernel], calls: Calls) -> NDArray[np.intp]:
-    """Which of several matches each call has: the one whose measured calls are the nearest, of equals the first."""
+    """Index of the match of each call: whose measured calls are the nearest, of equals the first."""
     sizes = kernel.sizes(calls)
-    own = np.nan_to_num(np.stack([sizes[name] for name in kernel.model_sizes], axis=1)) if kernel.model_sizes else None
+    model = (
+        np.nan_to_num(np.stack([sizes[name] for name in kernel.model_sizes], axis=1)) if kernel.model_sizes else None
+    )
     octaves = []
-    for entry in (one.entry for one in matches):
+    for entry in (match.entry for match in matches):
         if entry is None:
             octaves.append(np.zeros(calls.count))
             continue
         octaves.append(beyond(entry, sizes, calls.count))
-        if entry.models and own is not None:
-            known = (own[:, None, :] == np.array(entry.models)[None]).all(axis=2).any(axis=1)
+        if entry.models and model is not None:
+            known = (model[:, None, :] == np.array(entry.models)[None]).all(axis=2).any(axis=1)
             octaves[-1] += np.where(known, 0.0, _OTHER_MODEL)
     return np.argmin(np.round(octaves, 2), axis=0)
 
 
 def beyond(entry: MeasuredConfiguration, sizes: Mapping[str, Array], count: int) -> Array:
-    """Octaves by which calls lie outside of what was measured of their kind, in the number that is farthest out."""
+    """Octaves by which calls lie outside of the measured ranges, in the number that is farthest out."""
     low, high = entry.octaves
     names = [name for name in entry.ranges if name in sizes]
     if not names:

@@ -7,10 +7,10 @@ rows except the parsing of text.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,16 @@ from kernelcast.ops.base import Calls, Kernel, Parameter, Ragged, kernel_class, 
 from kernelcast.ops.work import Number
 
 Rows = NDArray[np.intp]
+Columns = Mapping[str, NDArray[Any]]
+T = TypeVar("T")
+_TRUE, _FALSE = ("true", "t", "yes", "1", "1.0"), ("false", "f", "no", "0", "0.0")
+_WORTH = 0.9  # of the calls are different: then finding the others costs more than they do
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits well mixed (Knuth's multiplicative hashing)
 
 
 @dataclass
 class BadRows:
-    """What is wrong with which rows; rows count from 1, without the header."""
+    """What is wrong with which rows; messages count rows from 1, without the header."""
 
     messages: dict[int, str] = field(default_factory=dict)
 
@@ -57,158 +62,123 @@ def as_columns(table: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def _as_array(column: Any) -> NDArray[Any]:
-    if isinstance(column, np.ndarray):
-        return column
     values = column.to_numpy() if hasattr(column, "to_numpy") else column
     if isinstance(values, np.ndarray):
         return values
     items = list(values)
-    if any(isinstance(v, list | tuple | str | type(None) | np.ndarray) for v in items):
+    if any(isinstance(item, list | tuple | str | NoneType | np.ndarray) for item in items):
         array = np.empty(len(items), dtype=object)
         array[:] = items
         return array
     return np.asarray(items)
 
 
-def grouped(
-    columns: Mapping[str, NDArray[Any]], chip: Gpu | None, bad: BadRows
-) -> Iterator[tuple[type[Kernel], Gpu, Rows, Calls]]:
-    """Good rows by op, GPU and choices; ``chip`` stands in for a column gpu. What is wrong goes to ``bad``."""
-    for op, rows in _split(columns["op"], np.arange(len(columns["op"]))):
+def grouped(columns: Columns, target: Gpu | None, bad: BadRows) -> Iterator[tuple[type[Kernel], Gpu, Rows, Calls]]:
+    """Good rows by op, GPU and choices; ``target`` stands in for a column gpu. Errors go to ``bad``."""
+    for kernel, rows in _resolved(columns, "op", np.arange(len(columns["op"])), _named("op", kernel_class), bad):
+        on = [(target, rows)] if target else _resolved(columns, "gpu", rows, _named("gpu", gpu), bad)
+        for each, members in on:
+            for good, calls in _calls(kernel, columns, members, bad):
+                yield kernel, each, good, calls
+
+
+def _named(name: str, find: Callable[[str], T]) -> Callable[[str | None], T]:
+    def found(text: str | None) -> T:
+        if text is None:
+            raise KernelcastError(f"{name} is empty")
+        return find(text)
+
+    return found
+
+
+def _resolved(
+    columns: Columns, name: str, rows: Rows, resolve: Callable[[str | None], T], bad: BadRows
+) -> Iterator[tuple[T, Rows]]:
+    """Rows by what their text means; where it means nothing, the error goes to ``bad``."""
+    groups = _split(columns[name], rows) if name in columns else [(None, rows)]
+    for text, members in groups:
         try:
-            kernel = kernel_class("" if op is None else str(op))
+            value = resolve(text)
         except KernelcastError as error:
-            bad.add(rows, "op is empty" if op is None else str(error))
+            bad.add(members, str(error))
             continue
-        for place, there in _places(columns, chip, rows, bad):
-            for good, calls in _calls(kernel, columns, there, bad):
-                yield kernel, place, good, calls
+        yield value, members
 
 
-def _places(
-    columns: Mapping[str, NDArray[Any]], chip: Gpu | None, rows: Rows, bad: BadRows
-) -> Iterator[tuple[Gpu, Rows]]:
-    if chip is not None:
-        yield chip, rows
-        return
-    for name, there in _split(columns["gpu"], rows):
-        try:
-            place = gpu(str(name)) if name is not None else None
-        except KernelcastError as error:
-            bad.add(there, str(error))
-            continue
-        if place is None:
-            bad.add(there, "gpu is empty")
-        else:
-            yield place, there
-
-
-def _calls(
-    kernel: type[Kernel], columns: Mapping[str, NDArray[Any]], rows: Rows, bad: BadRows
-) -> Iterator[tuple[Rows, Calls]]:
+def _calls(kernel: type[Kernel], columns: Columns, rows: Rows, bad: BadRows) -> Iterator[tuple[Rows, Calls]]:
     """Validate the parameters of one op's rows and split them by their choices."""
-    specs = list(parameters_of(kernel).values())
-    groups: list[tuple[Rows, dict[str, Any], frozenset[str]]] = [(rows, {}, frozenset())]
-    for spec in (s for s in specs if s.type in ("choice", "lengths")):
-        groups = [finer for group in groups for finer in _refine(spec, columns, group, bad)]
+    specs = parameters_of(kernel).values()
+    groups: list[tuple[Rows, dict[str, Any], tuple[Parameter, ...]]] = [(rows, {}, ())]
+    for spec in specs:
+        if spec.type in ("choice", "lengths"):
+            groups = [finer for group in groups for finer in _refined(spec, columns, group, bad)]
     for members, choices, ragged in groups:
         keep = np.ones(len(members), dtype=bool)
         numbers = {
-            s.name: _numbers(s, kernel.op, columns.get(s.name), members, keep, bad)
-            for s in specs
-            if s.type not in ("choice", "lengths")
+            spec.name: _numbers(spec, kernel.op, columns.get(spec.name), members, keep, bad)
+            for spec in specs
+            if spec.type not in ("choice", "lengths")
         }
-        parsed = {
-            s.name: _parse_lengths(s, columns[s.name][members], members, keep, bad) for s in specs if s.name in ragged
-        }
-        calls = _kept(numbers, choices, parsed, keep)
-        while calls.count and (found := kernel.conflicts(calls)):  # a family may name one broken rule at a time
-            whole = np.flatnonzero(keep)
-            for broken, message in found:
-                bad.add(members[whole[broken]], f"{kernel.op}: {message}")
-                keep[whole[broken]] = False
-            calls = _kept(numbers, choices, parsed, keep)
+        lists = {spec.name: _lengths(spec, columns[spec.name][members], members, keep, bad) for spec in ragged}
+        every = Calls(len(members), numbers, choices, {name: Ragged.of(values) for name, values in lists.items()})
+        calls = every if keep.all() else every.take(np.flatnonzero(keep))
+        while calls.count and (conflicts := kernel.conflicts(calls)):  # a family may name one broken rule at a time
+            kept = np.flatnonzero(keep)
+            for broken, message in conflicts:
+                bad.add(members[kept[broken]], f"{kernel.op}: {message}")
+                keep[kept[broken]] = False
+            calls = every.take(np.flatnonzero(keep))
         if calls.count:
             yield members[keep], calls
 
 
-def _kept(
-    numbers: Mapping[str, NDArray[np.float64]],
-    choices: Mapping[str, Any],
-    parsed: Mapping[str, list[list[int]]],
-    keep: NDArray[np.bool_],
-) -> Calls:
-    return Calls(
-        count=int(keep.sum()),
-        numbers={name: column[keep] for name, column in numbers.items()},
-        choices=choices,
-        lists={n: Ragged.of([x for x, k in zip(v, keep, strict=True) if k]) for n, v in parsed.items()},
-    )
-
-
-def _refine(
-    spec: Parameter,
-    columns: Mapping[str, NDArray[Any]],
-    group: tuple[Rows, dict[str, Any], frozenset[str]],
-    bad: BadRows,
-) -> Iterator[tuple[Rows, dict[str, Any], frozenset[str]]]:
+def _refined(
+    spec: Parameter, columns: Columns, group: tuple[Rows, dict[str, Any], tuple[Parameter, ...]], bad: BadRows
+) -> Iterator[tuple[Rows, dict[str, Any], tuple[Parameter, ...]]]:
     """Split a group by one choice, or by whether a list is given."""
     rows, choices, ragged = group
-    if spec.type == "lengths":
-        column = columns.get(spec.name)
-        if column is None:
-            yield group
-            return
-        empty = missing(column[rows])
+    if spec.type == "choice":
+        options = _resolved(columns, spec.name, rows, lambda t: spec.check(spec.default if t is None else t), bad)
+        for option, members in options:
+            yield members, {**choices, spec.name: option}, ragged
+    elif spec.name not in columns:
+        yield group
+    else:
+        empty = missing(columns[spec.name][rows])
         if empty.any():
             yield rows[empty], choices, ragged
         if not empty.all():
-            yield rows[~empty], choices, ragged | {spec.name}
-        return
-    if spec.name not in columns:
-        pairs: Iterable[tuple[Any, Rows]] = [(None, rows)]
-    else:
-        pairs = _split(columns[spec.name], rows)
-    for word, members in pairs:
-        value = spec.default if word is None else str(word)
-        try:
-            yield members, {**choices, spec.name: spec.check(value)}, ragged
-        except KernelcastError as error:
-            bad.add(members, str(error))
+            yield rows[~empty], choices, (*ragged, spec)
 
 
-def _split(column: NDArray[Any], rows: Rows) -> Iterator[tuple[Hashable, Rows]]:
-    """Rows by the value of a column of words; None for an empty cell."""
+def _split(column: NDArray[Any], rows: Rows) -> Iterator[tuple[str | None, Rows]]:
+    """Rows by the text of a column; None for an empty cell."""
     part = column if len(rows) == len(column) else column[rows]  # rows are in order, so these are all
-    codes: dict[Any, int] = {}
     if part.dtype == object:
         cells = part.tolist()
-        codes = {value: code for code, value in enumerate(dict.fromkeys(cells))}
-        if len(codes) == 1:
-            yield _word(cells[0]), rows
-            return
-        index = np.fromiter(map(codes.__getitem__, cells), dtype=np.intp, count=len(part))
+        codes: dict[Any, int] = {value: code for code, value in enumerate(dict.fromkeys(cells))}
     else:
         values, index = np.unique(part, return_inverse=True)
-        codes = {v: i for i, v in enumerate(values.tolist())}
+        codes = {value: code for code, value in enumerate(values.tolist())}
     if len(codes) == 1:
-        yield _word(next(iter(codes))), rows
+        yield _text(next(iter(codes))), rows
         return
+    if part.dtype == object:
+        index = np.fromiter(map(codes.__getitem__, cells), dtype=np.intp, count=len(part))
     order = np.argsort(index, kind="stable")
     edges = np.searchsorted(index[order], np.arange(len(codes) + 1))
-    merged: dict[Hashable, list[Rows]] = {}
+    merged: dict[str | None, list[Rows]] = {}
     for value, code in codes.items():  # two spellings of empty are one value
-        merged.setdefault(_word(value), []).append(rows[order[edges[code] : edges[code + 1]]])
-    for word, parts in merged.items():
-        yield word, np.sort(np.concatenate(parts)) if len(parts) > 1 else parts[0]
+        merged.setdefault(_text(value), []).append(rows[order[edges[code] : edges[code + 1]]])
+    for text, parts in merged.items():
+        yield text, np.sort(np.concatenate(parts)) if len(parts) > 1 else parts[0]
 
 
-def _word(value: Any) -> Hashable:
-    """A cell's word, or None for an empty one (None, NaN, blank text)."""
+def _text(value: Any) -> str | None:
+    """A cell's text, or None for an empty cell (None, NaN, blank)."""
     if value is None or value != value:
         return None
-    text = str(value).strip()
-    return text or None
+    return str(value).strip() or None
 
 
 def _numbers(
@@ -217,55 +187,47 @@ def _numbers(
     """One numeric or true/false parameter of these rows; clears ``keep`` where it is wrong."""
     default = np.nan if spec.required or spec.default is None else float(spec.default)
     if column is None:
-        if spec.required:
-            _reject(np.ones(len(rows), dtype=bool), f"{op} needs {spec.name}", rows, keep, bad)
-        return np.full(len(rows), default)
-    part = column[rows]
-    empty = missing(part)
-    values = numbers_in(part, empty, flag=spec.type == "flag")
-    wrong = ~empty & ~np.isfinite(values)
-    if spec.type == "flag":
-        wrong |= ~empty & (values != 0) & (values != 1)
+        empty, values = np.ones(len(rows), dtype=bool), np.full(len(rows), default)
     else:
-        with np.errstate(invalid="ignore"):
-            wrong |= ~empty & ((values < spec.low) | (values > spec.high))
-            if spec.type == "size":
-                wrong |= ~empty & (values != np.floor(values))
-    for at in np.flatnonzero(wrong):
-        value = part[at].item() if isinstance(part[at], np.generic) else part[at]
-        if isinstance(value, str) and np.isfinite(values[at]):  # "-5" is a number, but a wrong one
-            value = _scalar(values[at])
-        try:
-            spec.check(value)
-            message = f"{spec.name} must be a number, not {value!r}"
-        except KernelcastError as error:
-            message = str(error)
-        bad.add([rows[at]], f"{op}: {message}")
-        keep[at] = False
-    if spec.required:
-        _reject(empty, f"{op} needs {spec.name}", rows, keep, bad)
+        part = column[rows]
+        empty = missing(part)
+        values = numbers_in(part, empty, flag=spec.type == "flag")
+        for at in np.flatnonzero(~empty & _wrong(spec, values)):
+            bad.add([rows[at]], f"{op}: {_complaint(spec, part[at], values[at])}")
+            keep[at] = False
+    if spec.required and empty.any():
+        bad.add(rows[empty], f"{op} needs {spec.name}")
+        keep[empty] = False
     return np.where(empty, default, values)
 
 
-def _scalar(value: float) -> float | int:
-    return int(value) if value == int(value) else float(value)
+def _wrong(spec: Parameter, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    if spec.type == "flag":
+        return (values != 0) & (values != 1)
+    with np.errstate(invalid="ignore"):
+        wrong = ~np.isfinite(values) | (values < spec.low) | (values > spec.high)
+        return wrong | (values != np.floor(values)) if spec.type == "size" else wrong
 
 
-def _reject(wrong: NDArray[np.bool_], message: str, rows: Rows, keep: NDArray[np.bool_], bad: BadRows) -> None:
-    if wrong.any():
-        bad.add(rows[wrong], message)
-        keep[wrong] = False
+def _complaint(spec: Parameter, cell: Any, number: float) -> str:
+    value = cell.item() if isinstance(cell, np.generic) else cell
+    if isinstance(value, str) and np.isfinite(number):  # "-5" is a number, but a wrong one
+        value = int(number) if number == int(number) else float(number)
+    try:
+        spec.check(value)
+    except KernelcastError as error:
+        return str(error)
+    return f"{spec.name} must be a number, not {value!r}"
 
 
-def _parse_lengths(
+def _lengths(
     spec: Parameter, cells: NDArray[Any], rows: Rows, keep: NDArray[np.bool_], bad: BadRows
 ) -> list[list[int]]:
     """Lists, or JSON text of lists; an empty list (and ``keep`` cleared) where a cell is neither."""
     parsed: list[list[int]] = []
     for at, cell in enumerate(cells):
         try:
-            value = json.loads(cell) if isinstance(cell, str) else list(cell)
-            parsed.append(list(spec.check(value)))
+            parsed.append(list(spec.check(json.loads(cell) if isinstance(cell, str) else list(cell))))
         except (KernelcastError, TypeError, ValueError) as error:
             text = str(error) if isinstance(error, KernelcastError) else f"{spec.name} must be a list like [128, 64]"
             bad.add([rows[at]], text)
@@ -274,11 +236,8 @@ def _parse_lengths(
     return parsed
 
 
-_NUMBERS = {int, float, NoneType}
-_WORDS_TRUE, _WORDS_FALSE = ("true", "t", "yes", "1", "1.0"), ("false", "f", "no", "0", "0.0")
-
-
 def missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Empty cells."""
     if isinstance(values, np.ma.MaskedArray):
         return np.ma.getmaskarray(values).copy()
     if values.dtype.kind == "f":
@@ -286,7 +245,7 @@ def missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     if values.dtype.kind != "O":
         return np.zeros(len(values), dtype=bool)
     cells = values.tolist()
-    if _NUMBERS.issuperset(map(type, cells)):
+    if {int, float, NoneType}.issuperset(map(type, cells)):
         return np.fromiter([cell is None or cell != cell for cell in cells], dtype=bool, count=len(cells))
     return np.fromiter(map(_empty, cells), dtype=bool, count=len(cells))
 
@@ -299,25 +258,23 @@ def _empty(value: Any) -> bool:
 
 
 def numbers_in(part: NDArray[Any], empty: NDArray[np.bool_], *, flag: bool) -> NDArray[np.float64]:
-    """Numbers as they are, words as numbers where they are some; NaN where not."""
+    """Numbers as they are, text as numbers where it is some; NaN where not."""
     if isinstance(part, np.ma.MaskedArray):
         part = part.filled(0)
     if part.dtype.kind in "biuf":
         return part.astype(np.float64)
     values = np.full(len(part), np.nan)
     cells = part[~empty].tolist()
-    if {int, float}.issuperset(map(type, cells)):
-        values[~empty] = cells
-        return values
-    for at in np.flatnonzero(~empty):
-        values[at] = _cell(part[at], flag=flag)
+    if not {int, float}.issuperset(map(type, cells)):
+        cells = [_number(cell, flag=flag) for cell in cells]
+    values[~empty] = cells
     return values
 
 
-def _cell(value: Any, *, flag: bool) -> float:
+def _number(value: Any, *, flag: bool) -> float:
     if flag and isinstance(value, str):
-        word = value.strip().lower()
-        return 1.0 if word in _WORDS_TRUE else 0.0 if word in _WORDS_FALSE else np.nan
+        text = value.strip().lower()
+        return 1.0 if text in _TRUE else 0.0 if text in _FALSE else np.nan
     if isinstance(value, bool) and not flag:
         return np.nan
     try:
@@ -336,12 +293,8 @@ def plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-_WORTH = 0.9  # of the calls are different: then finding the others costs more than they do
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits well mixed (Knuth's multiplicative hashing)
-
-
 def different(calls: Calls, beside: Sequence[Number] = ()) -> tuple[Rows | None, Rows]:
-    """One row of each different call (None: of all), and for every call its place among them.
+    """One row of each different call (None: of all), and for every call its position among them.
 
     ``beside``: what else must be the same.
     """
