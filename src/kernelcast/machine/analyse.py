@@ -20,6 +20,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.machine.limits import (
     LIMITS,
     NOTHING,
+    PER_SM,
     Rotation,
     busiest_share,
     ctas_per_sm,
@@ -92,14 +93,9 @@ class Candidates:
     @lazy
     def busiest_limits(self) -> list[Array]:
         """Seconds of each pipeline for the busiest SM, as its schedule loads it."""
-        return [self._limit(name, self.busiest) for name in LIMITS]
+        return [self.limit(name, self.busiest) for name in LIMITS]
 
-    @lazy
-    def l2_s(self) -> Array:
-        """Seconds of L2 with the work spread evenly."""
-        return self._limit("l2", np.asarray(self.work.tasks) / self.gpu.sm_count)
-
-    def _limit(self, name: str, share: Array) -> Array:
+    def limit(self, name: str, share: Array) -> Array:
         if name in self.without:
             return NOTHING
         return LIMITS[name](self.work, self.gpu, share, self.rotations)
@@ -165,8 +161,6 @@ class Candidates:
 
 PIPELINES = tuple(LIMITS)
 IN_A_MODEL = Rotation()
-_PER_SM = [PIPELINES.index(name) for name in ("tensor", "fma", "xu", "smem", "issue")]
-_L2 = PIPELINES.index("l2")
 _FEW_CALLS = 32
 Score = Callable[[Sequence[Array], "Candidates | Analysis"], Array]
 """The limits of the busiest SM in seconds, one entry a pipeline, and what else is known by name (``details["step_s"]``)
@@ -230,7 +224,6 @@ class Analysis:
     footprint_bytes = _each("footprint_bytes")
     resident_share = _each("resident_share")
     kept_share = _each("kept_share")
-    flops = _each("flops")
 
     def __getitem__(self, name: str) -> Array:
         found: Array = getattr(self, name)
@@ -247,12 +240,21 @@ class Analysis:
         return found
 
     @lazy
+    def _alone(self) -> Candidates:
+        """The demand of the chosen candidates alone."""
+        every = self.candidates
+        return Candidates(every.work.demand(self.candidate), every.gpu, every.rotations, every.without)
+
+    @lazy
+    def flops(self) -> Array:
+        return self.full(self._alone.flops)
+
+    @lazy
     def limits(self) -> Array:
         """(pipelines, calls), seconds, work spread evenly; rows as in PIPELINES."""
-        limits = self.busiest_limits.copy()
-        busy = np.maximum(self.busiest, 1e-300)  # nothing runs: every limit is 0
-        limits[_PER_SM] *= self.tasks / self.sm_count / busy
-        limits[_L2] = chosen(self.candidates.l2_s, self.candidate)
+        limits, share = self.busiest_limits.copy(), np.asarray(self._alone.tasks) / self.sm_count
+        for name in PER_SM:
+            limits[PIPELINES.index(name)] = self._alone.limit(name, share)
         return limits
 
     @lazy
