@@ -54,9 +54,9 @@ def __getattr__(name: str) -> Any:
         return _tracer()
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
-    for found in REGISTRY.values():
-        if found.__name__ == name:
-            return found
+    for kernel_type in REGISTRY.values():
+        if kernel_type.__name__ == name:
+            return kernel_type
     raise AttributeError(f"module 'kernelcast' has no attribute {name!r}")
 
 

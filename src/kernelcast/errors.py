@@ -19,19 +19,19 @@ def nearest(word: str, known: Iterable[str], limit: int = 3) -> str:
     return f" (did you mean {', '.join(folded[h] for h in hits)}?)" if hits else ""
 
 
-def unknown(kind: str, word: object, known: Iterable[str]) -> KernelcastError:
+def unknown(what: str, word: object, known: Iterable[str]) -> KernelcastError:
     """'unknown gpu 'h2000' (did you mean …?); known: a, b, c' with the list cut when it is long."""
     names = sorted(known)
     hint = nearest(str(word), names)
     shown = ", ".join(names) if len(names) <= 12 or not hint else f"{len(names)} names"
-    return KernelcastError(f"unknown {kind} {word!r}{hint}; known: {shown}")
+    return KernelcastError(f"unknown {what} {word!r}{hint}; known: {shown}")
 
 
-def refuse_unknown(kind: str, words: Iterable[str], known: Collection[str]) -> None:
+def refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
     """The first word that is not known, as an error."""
-    for word in words:
-        if word not in known:
-            raise unknown(kind, word, known)
+    for name in names:
+        if name not in known:
+            raise unknown(what, name, known)
 
 
 class KernelcastWarning(UserWarning):

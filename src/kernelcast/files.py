@@ -57,10 +57,10 @@ class TableFile:
             raise KernelcastError(
                 f"{self.path}: a table of calls needs a column 'op'; this has {', '.join(self.types)}"
             )
-        words, others = _call_columns()
+        texts, others = _call_columns()
         select = []
         for name in self.types:
-            if name in words:
+            if name in texts:
                 select.append(f"CAST({_plain(name, self.types[name])} AS VARCHAR) AS {quoted(name)}")
             elif name in others or name in more:
                 select.append(f"{_plain(name, self.types[name])} AS {quoted(name)}")
@@ -72,13 +72,13 @@ class TableFile:
 
     def _selected(self, select: list[str]) -> dict[str, NDArray[Any]]:
         with _plain_errors(self.path):
-            found = self.connection.execute(f"SELECT {', '.join(select)} FROM source").fetchnumpy()
-        return {name: _unmasked(column) for name, column in found.items()}
+            columns = self.connection.execute(f"SELECT {', '.join(select)} FROM source").fetchnumpy()
+        return {name: _unmasked(column) for name, column in columns.items()}
 
     def write(self, results: Columns, target: Path) -> None:
         """All of the file's own columns and ``results``, to ``target``; complete or not at all."""
         with complete(target) as part:
-            if target.suffix == ".jsonl" and any(_nests_floats(kind) for kind in self.types.values()):
+            if target.suffix == ".jsonl" and any(_nests_floats(type_) for type_ in self.types.values()):
                 with part.open("w", encoding="utf-8") as file:
                     file.writelines(f"{row}\n" for row in self.json_rows(results))
                 return
@@ -97,11 +97,11 @@ class TableFile:
         """The query for the file's columns and the results, row by row. A column of the same name is replaced."""
         replaced = {name.lower() for name in results}
         select = []
-        for name, kind in self.types.items():
+        for name, type_ in self.types.items():
             if name.lower() in replaced:
                 continue
             cell = f"s.{quoted(name)}"
-            if finite and kind in _FLOATS:  # JSON has no NaN
+            if finite and type_ in _FLOATS:  # JSON has no NaN
                 cell = f"CASE WHEN isfinite({cell}) THEN {cell} END"
             select.append(f"{cell} AS {quoted(name)}")
         cells: dict[str, NDArray[Any]] = {}
@@ -130,8 +130,8 @@ def encoded(column: NDArray[Any], into: dict[str, NDArray[Any]]) -> str:
         return f"CASE WHEN isfinite(encoded.{key}) THEN encoded.{key} END"
     codes: dict[Any, int] = {None: 0}
     into[key] = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.int32, count=len(column))
-    words = ", ".join("NULL" if word is None else text(str(word)) for word in codes)
-    return f"CAST(list_extract([{words}], encoded.{key} + 1) AS VARCHAR)"
+    values = ", ".join("NULL" if word is None else text(str(word)) for word in codes)
+    return f"CAST(list_extract([{values}], encoded.{key} + 1) AS VARCHAR)"
 
 
 @contextmanager
@@ -233,8 +233,8 @@ def opened_parquet(file: Path, name: Path, most_bytes: int) -> Iterator[TableFil
     import duckdb
 
     with duckdb.connect() as connection, _plain_errors(name):
-        found = connection.execute(f"SELECT sum(total_uncompressed_size) FROM parquet_metadata({text(str(file))})")
-        if ((found.fetchone() or (0,))[0] or 0) > most_bytes:
+        unpacked = connection.execute(f"SELECT sum(total_uncompressed_size) FROM parquet_metadata({text(str(file))})")
+        if ((unpacked.fetchone() or (0,))[0] or 0) > most_bytes:
             raise KernelcastError(f"{name}: it has more than {most_bytes:,} bytes when it is no longer compressed")
         _open_parquet(connection, file)
         types = {row[0]: row[1] for row in connection.execute("DESCRIBE source").fetchall()}
@@ -249,9 +249,9 @@ def _open_parquet(connection: DuckDBPyConnection, path: Path) -> None:
 def _open_jsonl(connection: DuckDBPyConnection, path: Path) -> None:
     """JSON has no dates, so text that looks like one stays text."""
     reader = f"read_json({text(str(path))}, format = 'newline_delimited', sample_size = -1"
-    found = connection.execute(f"DESCRIBE SELECT * FROM {reader})").fetchall()
+    described = connection.execute(f"DESCRIBE SELECT * FROM {reader})").fetchall()
     dates = r"\b(DATE|TIMESTAMP(_NS|_MS|_S)?( WITH TIME ZONE)?|TIME( WITH TIME ZONE)?|UUID)\b(?=$|\)|,|\[)"
-    types = ", ".join(f"{text(name)}: {text(re.sub(dates, 'VARCHAR', kind))}" for name, kind, *_ in found)
+    types = ", ".join(f"{text(name)}: {text(re.sub(dates, 'VARCHAR', type_))}" for name, type_, *_ in described)
     connection.execute(f"CREATE VIEW source AS SELECT * FROM {reader}, columns = {{{types}}})")
 
 
@@ -271,10 +271,10 @@ def _open_csv(connection: DuckDBPyConnection, path: Path) -> None:
             "DOUBLE": f"TRY_CAST({cell} AS DOUBLE) IS NOT NULL AND NOT ({cell} LIKE '0_%' AND {cell} NOT LIKE '0.%')",
             "BOOLEAN": f"lower({cell}) IN ('true', 'false')",
         }
-        kinds = ", ".join(f"bool_and({cell} IS NULL OR coalesce({test}, false))" for test in tests.values())
-        passed = connection.execute(f"SELECT {kinds} FROM source_text").fetchone() or ()
-        kind = next((kind for kind, fits in zip(tests, passed, strict=False) if fits), "VARCHAR")
-        typed.append(f"CAST({cell} AS {kind}) AS {cell}")
+        checks = ", ".join(f"bool_and({cell} IS NULL OR coalesce({test}, false))" for test in tests.values())
+        passed = connection.execute(f"SELECT {checks} FROM source_text").fetchone() or ()
+        type_ = next((type_ for type_, fits in zip(tests, passed, strict=False) if fits), "VARCHAR")
+        typed.append(f"CAST({cell} AS {type_}) AS {cell}")
     connection.execute(f"CREATE VIEW source AS SELECT {', '.join(typed)} FROM source_text")
 
 
@@ -309,13 +309,13 @@ def csv_header(line: str, path: Path) -> tuple[list[str], str]:
 def _call_columns() -> tuple[frozenset[str], frozenset[str]]:
     """Names of columns that hold words, and of those that hold numbers or lists."""
     specs = [spec for kernel in REGISTRY.values() for spec in parameters_of(kernel).values()]
-    words = {"op", "gpu", *(spec.name for spec in specs if spec.type == "choice")}
-    return frozenset(words), frozenset(spec.name for spec in specs) - words
+    texts = {"op", "gpu", *(spec.name for spec in specs if spec.type == "choice")}
+    return frozenset(texts), frozenset(spec.name for spec in specs) - texts
 
 
-def _plain(name: str, kind: str) -> str:
+def _plain(name: str, type_: str) -> str:
     """A column of mixed JSON values as text, without JSON's own quotes."""
-    return f"({quoted(name)} ->> '$')" if kind == "JSON" else quoted(name)
+    return f"({quoted(name)} ->> '$')" if type_ == "JSON" else quoted(name)
 
 
 def _unmasked(column: Any) -> NDArray[Any]:
@@ -329,9 +329,9 @@ def _unmasked(column: Any) -> NDArray[Any]:
     return np.asarray(column.filled(np.nan)) if column.dtype.kind == "f" else column
 
 
-def _nests_floats(kind: str) -> bool:
+def _nests_floats(type_: str) -> bool:
     """Lists and structs may hide a NaN, which DuckDB would write to JSON as it is."""
-    return kind not in _FLOATS and any(word in kind for word in _FLOATS)
+    return type_ not in _FLOATS and any(word in type_ for word in _FLOATS)
 
 
 def _strict_json(line: str) -> str:

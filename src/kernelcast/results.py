@@ -68,7 +68,7 @@ def support_of(times: Iterable[tuple[float, str]]) -> str:
     known = list(times)
     total, reached = sum(time for time, _ in known), 0.0
     for level in SUPPORT:
-        reached += sum(time for time, own in known if own == level)
+        reached += sum(time for time, support in known if support == level)
         if reached >= MOST * total:
             return level
     return list(SUPPORT)[-1]
@@ -81,8 +81,8 @@ class HtmlRepr:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        found: str = import_module("kernelcast.app.report.html").html_of(self)
-        return found
+        html: str = import_module("kernelcast.app.report.html").html_of(self)
+        return html
 
 
 class Renamed:

@@ -91,9 +91,9 @@ class PowerModel:
 
     def watts(self, dtype: str) -> Array:
         """(pipelines,) at full rate."""
-        found = self.other_w.copy()
-        found[PIPELINES.index("tensor")] = self.tensor_w[_LIKE.get(dtype, dtype)]
-        return found
+        watts = self.other_w.copy()
+        watts[PIPELINES.index("tensor")] = self.tensor_w[_LIKE.get(dtype, dtype)]
+        return watts
 
     def volts(self, clock: Array) -> Array:
         """Relative to those of the full clock."""
@@ -121,25 +121,25 @@ def power_model(chip: Gpu) -> PowerModel | None:
     return power_model_from(coefficients(name), gpu(name), origin, chip)
 
 
-def power_model_from(found: Coefficients, reference: Gpu, origin: Gpu, chip: Gpu) -> PowerModel:
+def power_model_from(measured: Coefficients, reference: Gpu, origin: Gpu, chip: Gpu) -> PowerModel:
     """What was measured on ``reference``, for a ``chip`` that is ``origin`` or a what-if of it."""
-    own = origin.id == reference.id
-    scale = 1.0 if own else origin.power_w / reference.power_w
-    joules, full, before, after = dict(found.joules), rates(reference), rates(origin), rates(chip)
+    same = origin.id == reference.id
+    scale = 1.0 if same else origin.power_w / reference.power_w
+    joules, full, before, after = dict(measured.joules), rates(reference), rates(origin), rates(chip)
 
     def watts(name: str) -> float:
         faster = after[name] / before[name] if before[name] else 1.0
         return joules.get(name, 0.0) * full[name] * scale * faster
 
-    support = "seen" if own else "near" if reference.compute_capability == chip.compute_capability else "extrapolated"
+    support = "seen" if same else "near" if reference.compute_capability == chip.compute_capability else "extrapolated"
     if chip is not origin and support == "seen":
         support = "near"
     wider = _WIDER[support]
     return PowerModel(
-        idle_w=found.idle_w * scale, busy_w=found.busy_w * scale, start_s=found.start_s, voltage=found.voltage,
-        limit_w=chip.power_w * found.held, board_w=origin.power_w * found.held,
-        burst_w=origin.power_w * found.burst, burst_s=found.burst_s,
-        low=found.low**wider, high=found.high**wider,
+        idle_w=measured.idle_w * scale, busy_w=measured.busy_w * scale, start_s=measured.start_s,
+        voltage=measured.voltage, limit_w=chip.power_w * measured.held, board_w=origin.power_w * measured.held,
+        burst_w=origin.power_w * measured.burst, burst_s=measured.burst_s,
+        low=measured.low**wider, high=measured.high**wider,
         tensor_w={dtype: watts(f"tensor_{dtype}") for dtype in _TENSOR},
         other_w=np.array([watts(name) if name in full else 0.0 for name in PIPELINES]),
         measured=reference.id, support=support,
@@ -301,6 +301,6 @@ def run_operating_point(
     clock = clock_under(drawn, model.limit_w, (1,))
     joules, seconds = drawn(clock)
     limited = clock < 1
-    told = np.sum(counts * time_s) + waits_s
+    run_s = np.sum(counts * time_s) + waits_s
     held_s = np.maximum(seconds, joules / model.limit_w)
-    return OperatingPoint(clock, np.where(limited, np.maximum(held_s, told), told), joules, limited)
+    return OperatingPoint(clock, np.where(limited, np.maximum(held_s, run_s), run_s), joules, limited)

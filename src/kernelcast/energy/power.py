@@ -84,8 +84,8 @@ def activities(calls: Sequence[Call], times: Times) -> Activity:
     known = _ACTIVITY.setdefault(times, {})
     new = [call for call in dict.fromkeys(calls) if call not in known]
     if new:
-        found = activity(columns_of(new), times.gpu, times.conditions)
-        known |= {call: found.take([row]) for row, call in enumerate(new)}
+        analysed = activity(columns_of(new), times.gpu, times.conditions)
+        known |= {call: analysed.take([row]) for row, call in enumerate(new)}
     return Activity.joined([known[call] for call in calls])
 
 
@@ -218,21 +218,21 @@ def energy_of(
     return Energy(interval, joules / run.value, limit_w, model.support, float(point.clock[0]))
 
 
-def lasting(found: Prediction, gpu: Gpu, conditions: Conditions) -> tuple[Prediction, Energy | None]:
+def lasting(prediction: Prediction, gpu: Gpu, conditions: Conditions) -> tuple[Prediction, Energy | None]:
     """A call that is repeated for seconds: what it draws, and under a lower limit what it takes then."""
     model = power_model(gpu)
     if model is None:
-        return found, None
-    calls, time_s = _predicted_activity(found, conditions), np.array([found.time_s])
+        return prediction, None
+    calls, time_s = _predicted_activity(prediction, conditions), np.array([prediction.time_s])
     point = sustained(model, calls, time_s)
     joules, seconds, clock = (float(values[0]) for values in (point.energy_j, point.time_s, point.clock))
-    low, high = model.interval(joules, (found.low_s / found.time_s, found.high_s / found.time_s))
+    low, high = model.interval(joules, (prediction.low_s / prediction.time_s, prediction.high_s / prediction.time_s))
     energy = Energy(Interval(joules, low, high), joules / seconds, gpu.power_w, model.support, clock)
     if not capped(gpu):
-        return found, energy
+        return prediction, energy
     longer = float(slowdown(model, calls, time_s)[0])
-    slower = {name: getattr(found, name) * longer for name in ("time_s", "low_s", "high_s", "ceiling_s")}
-    return replace(found, **slower, efficiency=found.efficiency / longer), energy
+    slower = {name: getattr(prediction, name) * longer for name in ("time_s", "low_s", "high_s", "ceiling_s")}
+    return replace(prediction, **slower, efficiency=prediction.efficiency / longer), energy
 
 
 def total(parts: Iterable[Energy | None], times: float = 1.0) -> Interval | None:

@@ -35,17 +35,17 @@ _TENSOR = PIPELINES.index("tensor")
 _BYTES = tuple(PIPELINES.index(name) for name in ("dram", "launch"))
 
 
-def scale_keys(family: str, words: Mapping[str, str | None], works: Sequence[Analysis]) -> dict[str, Doubles]:
+def scale_keys(family: str, choices: Mapping[str, str | None], works: Sequence[Analysis]) -> dict[str, Doubles]:
     """What whole runs tell apart, and how much of each call it is: 'attention bf16 decode vllm'; of what has no phase,
     'gemm bf16 vllm, tensor' and '..., bytes', by what limits the call (shares of the squares of both limits, so that
     there is no jump). A family's ops are learned together, and scaled together."""
-    told = {name: words.get(name) for name in _TOLD}
-    if told["kv_dtype"] == told["dtype"]:
-        told["kv_dtype"] = None
-    name = " ".join([family, *(str(word) for word in told.values() if word is not None)])
+    parts = {name: choices.get(name) for name in _TOLD}
+    if parts["kv_dtype"] == parts["dtype"]:
+        parts["kv_dtype"] = None
+    name = " ".join([family, *(str(word) for word in parts.values() if word is not None)])
     moved = summed([work.limits for work in works])[_BYTES, :].max(axis=0)
     tensor = summed([work.limits[_TENSOR] * (1 - work.padding) for work in works])  # tiles jump, what is asked does not
-    if told["phase"] is not None or not tensor.any():
+    if parts["phase"] is not None or not tensor.any():
         return {name: np.ones(len(tensor))}
     share = tensor**2 / (tensor**2 + moved**2)
     return {f"{name}, tensor": share, f"{name}, bytes": 1 - share}
@@ -67,12 +67,12 @@ class Scale:
     runs: int = 0  # that it had a share in
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Scale:
+    def from_dict(cls, data: Mapping[str, Any]) -> Scale:
         """From a file; a ValueError where it cannot be."""
-        found = cls(**told)
-        if not (np.isfinite(found.log_scale) and 0 < found.sd <= found.prior_sd < np.inf):
+        scale = cls(**data)
+        if not (np.isfinite(scale.log_scale) and 0 < scale.sd <= scale.prior_sd < np.inf):
             raise ValueError("a scale is no number, or less sure than before")
-        return found
+        return scale
 
     @property
     def factor(self) -> float:
@@ -99,19 +99,19 @@ def scaled(before: Estimate, question: PredictorInput, scales: Mapping[str, Scal
     time = before.time_s * np.sum(shares * [[scale.factor] for scale in known.values()], axis=0)
     reach = np.sum(shares * [[scale.reach] for scale in known.values()], axis=0)
     entry = question.match.entry
-    own = np.inf if entry is None or entry.error is None else entry.error * _OF_ERROR
+    single_call = np.inf if entry is None or entry.error is None else entry.error * _OF_ERROR
     low, high = np.log(before.time_s / before.low_s), np.log(before.high_s / before.time_s)
     return replace(
         before,
         time_s=time,
-        low_s=time * np.exp(-_narrowed(low, own, reach)),
-        high_s=time * np.exp(_narrowed(high, own, reach)),
+        low_s=time * np.exp(-_narrowed(low, single_call, reach)),
+        high_s=time * np.exp(_narrowed(high, single_call, reach)),
     ).clipped(question.bound_s)
 
 
-def _narrowed(width: Doubles, own: float, reach: Doubles) -> Doubles:
+def _narrowed(width: Doubles, single_call: float, reach: Doubles) -> Doubles:
     """Runs tell what calls of a kind have in common; by how much single calls of a measured kind are off stays."""
-    kept = np.minimum(width, own)
+    kept = np.minimum(width, single_call)
     return np.sqrt(kept**2 + (width**2 - kept**2) * reach**2)
 
 
@@ -160,41 +160,44 @@ class FamilyCalibration:
     most: float
 
     def correction(
-        self, names: tuple[str, ...], values: Floats, leaning: Doubles, words: Mapping[str, str | None]
+        self, names: tuple[str, ...], values: Floats, leaning: Doubles, choices: Mapping[str, str | None]
     ) -> tuple[Doubles, Doubles, Doubles]:
         """Of calls that share their words: their error in units of the width, the variance that is left of it without
         noise, and that variance before any call was measured."""
-        place = in_blocks(self.prior.positions(names, values).astype(np.float32))
+        positions = in_blocks(self.prior.positions(names, values).astype(np.float32))
         lean = in_blocks(leaning.astype(np.float32)[:, None])[:, :, 0]
-        same = [np.array([one[at] == mine for one in self.groups])[self.code] for at, mine in enumerate(sharers(words))]
-        found, known = np.empty(place.shape[:2]), np.empty(place.shape[:2])
-        for start in range(0, len(place), _STRIDE):  # eight rows a product, always: see network.BLOCK_ROWS
+        same = [
+            np.array([group[at] == mine for group in self.groups])[self.code]
+            for at, mine in enumerate(sharers(choices))
+        ]
+        error, known = np.empty(positions.shape[:2]), np.empty(positions.shape[:2])
+        for start in range(0, len(positions), _STRIDE):  # eight rows a product, always: see network.BLOCK_ROWS
             now = slice(start, start + _STRIDE)
-            covariance = self._covariance(place[now], lean[now], *same)
-            found[now] = (covariance @ self.weights[:, None])[:, :, 0]
+            covariance = self._covariance(positions[now], lean[now], *same)
+            error[now] = (covariance @ self.weights[:, None])[:, :, 0]
             known[now] = np.sum((covariance[:, :, self.few] @ self.factor.T) ** 2, axis=2)
         rows = len(values)
         shared = self.setting.biases * (sum(self.prior.biases) + self.prior.leaning * leaning**2)
         before = shared + self.setting.smooth * sum(self.prior.smooth)
         left = np.maximum(before - known.reshape(-1)[:rows], 1e-4 * before)
-        return found.reshape(-1)[:rows], left, before
+        return error.reshape(-1)[:rows], left, before
 
-    def reach(self, words: Mapping[str, str | None]) -> tuple[float, float]:
+    def reach(self, choices: Mapping[str, str | None]) -> tuple[float, float]:
         """Of calls with these words: as their kind was off, else their format, else the family."""
-        form, _, kind = sharers(words)
-        return self.reaches.get(kind) or self.reaches.get(form) or (self.low, self.high)
+        form, _, configuration = sharers(choices)
+        return self.reaches.get(configuration) or self.reaches.get(form) or (self.low, self.high)
 
     def _covariance(
-        self, place: Floats, leaning: Floats, form: NDArray[Any], stack: NDArray[Any], kind: NDArray[Any]
+        self, positions: Floats, leaning: Floats, form: NDArray[Any], stack: NDArray[Any], configuration: NDArray[Any]
     ) -> Floats:
         """(blocks, rows, points) with the points; only those that share a part are looked at in it."""
         prior, setting = self.prior, self.setting
-        gates = np.stack([np.ones(len(form)), form, stack, kind])
+        gates = np.stack([np.ones(len(form)), form, stack, configuration])
         shared = setting.biases * (np.array(prior.biases) @ gates)
         covariance = shared.astype(np.float32) + (setting.biases * prior.leaning * self.leaning) * leaning[:, :, None]
-        for part, gate in enumerate((gates[0], form, kind)):
+        for part, gate in enumerate((gates[0], form, configuration)):
             members = np.flatnonzero(gate)
-            mine = place * (prior.metric[part] / setting.length).astype(np.float32)
+            mine = positions * (prior.metric[part] / setting.length).astype(np.float32)
             turned, length = self._turned[part]
             squared = mine @ turned[:, members]
             squared *= -2
@@ -206,11 +209,11 @@ class FamilyCalibration:
     @functools.cached_property
     def _turned(self) -> list[tuple[Floats, Floats]]:
         """By smooth part, the points as columns, and their squared lengths."""
-        found = []
+        parts = []
         for metric in self.prior.metric:
             scaled_points = self.position * (metric / self.setting.length).astype(np.float32)
-            found.append((np.ascontiguousarray(scaled_points.T), np.sum(scaled_points**2, axis=1)))
-        return found
+            parts.append((np.ascontiguousarray(scaled_points.T), np.sum(scaled_points**2, axis=1)))
+        return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,8 +299,8 @@ def load_calibration(path: Path | str) -> Calibration:
         )
     try:
         head = json.loads(meta["calibration"])
-        families = {name: _family(told, tensors, name) for name, told in head.pop("families").items()}
-        scales = {key: Scale.from_dict(told) for key, told in head.pop("scales", {}).items()}
+        families = {name: _family(data, tensors, name) for name, data in head.pop("families").items()}
+        scales = {key: Scale.from_dict(data) for key, data in head.pop("scales", {}).items()}
         return Calibration(families=families, scales=scales, **head)
     except (KeyError, TypeError, ValueError) as error:
         raise KernelcastError(
@@ -328,7 +331,7 @@ def _check_shapes(family: FamilyCalibration) -> None:
     )  # fmt: skip
     if any(array.shape != shape for array, shape in shapes):
         raise ValueError("arrays do not fit together")
-    if any(len(words) != 3 for words in family.groups):
+    if any(len(group) != 3 for group in family.groups):
         raise ValueError("a point has a format, a stack and a kind")
     for codes, limit in ((family.code, len(family.groups)), (family.few, count)):
         if len(codes) and not 0 <= codes.min() <= codes.max() < limit:
@@ -356,8 +359,8 @@ class Calibrated:
     def what_if_spread(self, family: str) -> tuple[float, float] | None:
         return self.base.what_if_spread(family)
 
-    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        return self.base.matches(kernel, words, target)
+    def matches(self, kernel: type[Kernel], configuration: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        return self.base.matches(kernel, configuration, target)
 
     def estimate(self, question: PredictorInput) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)
@@ -369,10 +372,10 @@ class Calibrated:
         family = self.calibration.families.get(question.kernel.family)
         if family is None:
             return before
-        found, width, words = question.features, width_of(before), words_of(question)
-        leaning = np.log(before.time_s / found.estimate_s)
-        error, left, most = family.correction(found.names, found.values, leaning, words)
-        low, high = family.reach(words)
+        features, width, choices = question.features, width_of(before), words_of(question)
+        leaning = np.log(before.time_s / features.estimate_s)
+        error, left, most = family.correction(features.names, features.values, leaning, choices)
+        low, high = family.reach(choices)
         time = before.time_s * np.exp(np.clip(width * error, family.least, family.most))
         spread = width * np.sqrt(left + family.noise)
         return replace(

@@ -214,10 +214,10 @@ class Evidence:
 
     @functools.cached_property
     def by_op(self) -> Mapping[str, Sequence[MeasuredConfiguration]]:
-        found: dict[str, list[MeasuredConfiguration]] = {}
+        entries: dict[str, list[MeasuredConfiguration]] = {}
         for entry in self.entries:
-            found.setdefault(entry.op, []).append(entry)
-        return found
+            entries.setdefault(entry.op, []).append(entry)
+        return entries
 
     @functools.cached_property
     def gpus(self) -> frozenset[str]:
@@ -252,8 +252,8 @@ class Evidence:
         key = kernel.op, tuple(given.items()), target.id, target.compute_capability, target.link_kind, nearest_gpu
         if key not in self._cache:
             self._cache[key] = tuple(self._matches(kernel, given, target, nearest_gpu))
-        found: tuple[EvidenceMatch, ...] = self._cache[key]
-        return found
+        matches: tuple[EvidenceMatch, ...] = self._cache[key]
+        return matches
 
     def _matches(
         self, kernel: type[Kernel], given: Configuration, target: Gpu, nearest_gpu: str
@@ -333,8 +333,8 @@ class Evidence:
                 cost = sum(self._error(*change, full["dtype"]) for change in changes)
                 differences.append((entry, changes, len(apart) > len(changes), cost))
             self._cache[key] = differences
-        found: list[Difference] = self._cache[key]
-        return found
+        known: list[Difference] = self._cache[key]
+        return known
 
 
 def _wider(match: EvidenceMatch, spread: Substitution) -> EvidenceMatch:

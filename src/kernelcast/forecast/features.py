@@ -70,8 +70,8 @@ def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str,
     """Columns in the order of ``want``; one that is missing is 0."""
     if have == want:
         return values
-    place, missing = _places(have, want)
-    out = values.T[place]
+    order, missing = _places(have, want)
+    out = values.T[order]
     if missing:
         out[missing] = 0.0
     return out.T
@@ -80,8 +80,8 @@ def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str,
 @functools.lru_cache(maxsize=256)
 def _places(have: tuple[str, ...], want: tuple[str, ...]) -> tuple[list[int], list[int]]:
     """Of each wanted column, its place; and those that are not there."""
-    place = {name: at for at, name in enumerate(have)}
-    return [place.get(name, 0) for name in want], [at for at, name in enumerate(want) if name not in place]
+    position = {name: at for at, name in enumerate(have)}
+    return [position.get(name, 0) for name in want], [at for at, name in enumerate(want) if name not in position]
 
 
 def _log(ratio: Array) -> Array:
@@ -92,28 +92,28 @@ def _limits(best: Sequence[Analysis], gpu: Gpu, total: Array) -> dict[str, Array
     """Each pipeline's share of the time: spread evenly, and on the busiest SM at the rate it sustains."""
     even = summed([work.limits for work in best]) / total
     busiest = summed([work.busiest_limits for work in best]) / sustained_shares(gpu) / total
-    found = {}
+    columns = {}
     logs = (np.log2(np.maximum(share, _SMALLEST)) for share in (even, busiest))
     for name, share, most in zip(PIPELINES, *logs, strict=True):
-        found[f"{name}_share"] = share
+        columns[f"{name}_share"] = share
         if name not in _NO_BUSIEST:
-            found[f"{name}_busiest"] = most
-    return found
+            columns[f"{name}_busiest"] = most
+    return columns
 
 
 def _memory(best: Sequence[Analysis], gpu: Gpu) -> dict[str, Array]:
     footprint = functools.reduce(np.maximum, [work.footprint_bytes for work in best])
     dram = summed([work.dram_bytes for work in best])
     again = summed([work.refetched_bytes for work in best])
-    found = np.log2(np.maximum(np.array([footprint, dram]) / gpu.l2_bytes, 1e-4))
-    return {"footprint_over_l2": found[0], "dram_over_l2": found[1], "refetched": again / (dram + again + 1.0)}
+    logs = np.log2(np.maximum(np.array([footprint, dram]) / gpu.l2_bytes, 1e-4))
+    return {"footprint_over_l2": logs[0], "dram_over_l2": logs[1], "refetched": again / (dram + again + 1.0)}
 
 
 def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: Array, gpu: Gpu) -> dict[str, Number]:
     """How the tasks of one kernel fall onto the SMs, for its best candidates."""
     first = candidates[0]
     waits = np.log2(np.maximum(np.array([first.setup_s, first.step_s]) / total, _SMALLEST))
-    found: dict[str, Number] = {
+    columns: dict[str, Number] = {
         "share": share,
         "waves": _log(first.waves + 1e-3),
         "padding": first.padding,
@@ -124,8 +124,8 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
         "walk": waits[1],
         "resident": first.kept_share,
     }
-    found |= _candidates(candidates[:KEEP], gpu)
-    return {f"{prefix}_{name}": value for name, value in found.items()}
+    columns |= _candidates(candidates[:KEEP], gpu)
+    return {f"{prefix}_{name}": value for name, value in columns.items()}
 
 
 def _candidates(candidates: tuple[Analysis, ...], gpu: Gpu) -> dict[str, Number]:
@@ -140,13 +140,13 @@ def _candidates(candidates: tuple[Analysis, ...], gpu: Gpu) -> dict[str, Number]
         tails, logs = first.ranked.tails, first.ranked.tile_logs
         times = np.array(work_times(candidates, gpu)) if times is None else times
         behind = _behind(times[1:], times[0]) if len(candidates) > 1 else None
-    found: dict[str, Number] = {}
+    columns: dict[str, Number] = {}
     for rank, at in enumerate(ranks):
-        found[f"tail_{rank}"] = tails[at]
+        columns[f"tail_{rank}"] = tails[at]
         if rank:
-            found[f"behind_{rank}"] = 0.0 if behind is None else behind[at - 1]
-        found |= {f"{name}_{rank}": _of_rank(value, at, first) for name, value in logs.items()}
-    return found
+            columns[f"behind_{rank}"] = 0.0 if behind is None else behind[at - 1]
+        columns |= {f"{name}_{rank}": _of_rank(value, at, first) for name, value in logs.items()}
+    return columns
 
 
 def _of_rank(values: Number, rank: int, first: Analysis) -> Number:

@@ -41,77 +41,77 @@ def nearest_measured_gpu(target: Gpu, measured: Sequence[str]) -> Gpu:
     if target.id in measured:
         return gpu(target.id)
     known = [gpu(name) for name in measured]
-    kin = [g for g in known if g.compute_capability == target.compute_capability]
-    if not kin:
-        kin = [g for g in known if g.instruction_path == target.instruction_path]
-        missing = [len(set(target.tensor_flops_per_clk_sm) - set(g.tensor_flops_per_clk_sm)) for g in kin]
-        kin = [g for g, lacks in zip(kin, missing, strict=True) if lacks == min(missing)]
-    return min(kin or known, key=lambda g: (distance(g, target), g.id))
+    siblings = [g for g in known if g.compute_capability == target.compute_capability]
+    if not siblings:
+        siblings = [g for g in known if g.instruction_path == target.instruction_path]
+        missing = [len(set(target.tensor_flops_per_clk_sm) - set(g.tensor_flops_per_clk_sm)) for g in siblings]
+        siblings = [g for g, lacks in zip(siblings, missing, strict=True) if lacks == min(missing)]
+    return min(siblings or known, key=lambda g: (distance(g, target), g.id))
 
 
-def clock_shift(kin: Gpu, target: Gpu) -> float:
+def clock_shift(sibling: Gpu, target: Gpu) -> float:
     """What the networks learned of ``kin`` has its power limit in it: long matrix products run at a lower clock there.
 
     The log of how much less the target's clock is lowered (below 0) or more; 0 where that was not measured on both.
     """
-    if kin.id == target.id or not (kin.long_tensor_fraction and target.long_tensor_fraction):
+    if sibling.id == target.id or not (sibling.long_tensor_fraction and target.long_tensor_fraction):
         return 0.0
     tensor = PIPELINES.index("tensor")
-    held = [g.long_tensor_fraction / float(sustained_shares(g)[tensor, 0]) for g in (kin, target)]  # type: ignore[operator]
+    held = [g.long_tensor_fraction / float(sustained_shares(g)[tensor, 0]) for g in (sibling, target)]  # type: ignore[operator]
     return float(np.log(held[0] / held[1]))
 
 
-def format_shift(kin: Gpu, target: Gpu, dtype: str | None) -> float:
+def format_shift(sibling: Gpu, target: Gpu, dtype: str | None) -> float:
     """The same for a format: what ``kin`` sustains in it, against 16 bits, is in what the networks learned; the log of
     how much less the target sustains of it (above 0) or more; 0 where that was not measured on both."""
-    if kin.id == target.id or dtype is None:
+    if sibling.id == target.id or dtype is None:
         return 0.0
     shares = []
-    for one in (kin, target):
-        share, plain = one.sustained_tensor_fractions.get(dtype), one.sustained_tensor_fraction
+    for each in (sibling, target):
+        share, plain = each.sustained_tensor_fractions.get(dtype), each.sustained_tensor_fraction
         if not share or not plain:
             return 0.0
         shares.append(share / plain)
     return float(np.log(shares[0] / shares[1]))
 
 
-def distance(one: Gpu, other: Gpu) -> float:
+def distance(gpu_a: Gpu, gpu_b: Gpu) -> float:
     """How unlike two GPUs are: the factors between their main numbers, as logs; DRAM's counts twice, because it
     tells a data-centre part with HBM from a card with GDDR. The rate of matrix products tells an H20 from an H100."""
     numbers = ("dram_bytes_per_s", "dram_bytes_per_s", "sm_count", "l2_bytes", "power_w", "mfu_flops_per_s")
-    return float(sum(abs(np.log(getattr(one, name) / getattr(other, name))) for name in numbers))
+    return float(sum(abs(np.log(getattr(gpu_a, name) / getattr(gpu_b, name))) for name in numbers))
 
 
-def with_gpu_features(names: Sequence[str], values: Floats, kin: Gpu, target: Gpu) -> Floats:
+def with_gpu_features(names: Sequence[str], values: Floats, sibling: Gpu, target: Gpu) -> Floats:
     """The features that name a GPU as they are on ``kin``: half a name would be worse than none.
 
     The launch floor is such a name too: it is the shortest kernel that somebody measured there. Where it is the bound,
     the distance to the bound moves with it.
     """
-    named = gpu_features(kin)
+    named = gpu_features(sibling)
     changed = values.copy()
     for at, name in enumerate(names):
         if name in named:
             changed[:, at] = named[name]
-    if kin.launch_floor_s != target.launch_floor_s and "launch_share" in names:
+    if sibling.launch_floor_s != target.launch_floor_s and "launch_share" in names:
         limits = [at for at, name in enumerate(names) if name in LIMIT_SHARES]
-        changed[:, names.index("launch_share")] += np.float32(np.log2(kin.launch_floor_s / target.launch_floor_s))
+        changed[:, names.index("launch_share")] += np.float32(np.log2(sibling.launch_floor_s / target.launch_floor_s))
         moved = changed[:, limits].max(axis=1) - values[:, limits].max(axis=1)
         changed[:, names.index("over_bound")] -= moved
     return changed
 
 
-def architecture_distance(one: Gpu, other: Gpu) -> float:
+def architecture_distance(gpu_a: Gpu, gpu_b: Gpu) -> float:
     """How little the kernels of one GPU tell of another's: steps between their instruction paths, and the log of the
     factor between their DRAM rates, which tells HBM from GDDR."""
-    paths = abs(_PATH_PLACES[one.instruction_path] - _PATH_PLACES[other.instruction_path])
-    return paths + abs(float(np.log(one.dram_bytes_per_s / other.dram_bytes_per_s)))
+    paths = abs(_PATH_PLACES[gpu_a.instruction_path] - _PATH_PLACES[gpu_b.instruction_path])
+    return paths + abs(float(np.log(gpu_a.dram_bytes_per_s / gpu_b.dram_bytes_per_s)))
 
 
 def shares(known: Sequence[Gpu], target: Gpu, likeness: float) -> NDArray[np.float64]:
     """How much each of the GPUs that a new one is answered as counts. ``likeness`` 0: all the same; the larger, the
     more those that are most like it."""
-    weights = np.exp(-likeness * np.array([architecture_distance(one, target) for one in known]))
+    weights = np.exp(-likeness * np.array([architecture_distance(each, target) for each in known]))
     return np.asarray(weights / weights.sum())
 
 
@@ -150,18 +150,18 @@ class FamilyWeights:
 
     def estimate(self, question: PredictorInput) -> Estimate:
         """As the measured kind that the question stands on, times the ratio of physics between the two."""
-        match, heard = question.match, question.measured or question
-        found = heard.features
-        values = aligned(found.names, found.values, self.encoder.names)
-        steps = self._steps(heard)
+        match, measured = question.match, question.measured or question
+        features = measured.features
+        values = aligned(features.names, features.values, self.encoder.names)
+        steps = self._steps(measured)
         numbers = self.encoder.numbers(values)
-        out = self.outputs(values, question.gpu, heard.choices, match.network_gpu, numbers)
+        out = self.outputs(values, question.gpu, measured.choices, match.network_gpu, numbers)
         kept, *least = self._spread(steps)
         width = match.entry.width if match.entry else 1.0
         learned = np.maximum(width * softplus(out[:, 1:].T), least)
         low, high = np.hypot(learned, [[match.low], [match.high]])
         fast = self._fastest(numbers, ())[:, 0].astype(np.float64)
-        scale = found.estimate_s if question.measured is None else question.time_s
+        scale = features.estimate_s if question.measured is None else question.time_s
         time = scale * np.exp(out[:, 0] * kept + match.shift)
         return Estimate(
             time_s=time,
@@ -171,12 +171,12 @@ class FamilyWeights:
             support=np.minimum(steps + len(match.substituted), EXTRAPOLATED),
         ).clipped(question.bound_s)
 
-    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        kin = nearest_measured_gpu(target, self.encoder.vocabulary["gpu"])
-        return self.evidence.matches(kernel, words, target, kin.id)
+    def matches(self, kernel: type[Kernel], configuration: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        nearest = nearest_measured_gpu(target, self.encoder.vocabulary["gpu"])
+        return self.evidence.matches(kernel, configuration, target, nearest.id)
 
     def outputs(
-        self, values: Floats, target: Gpu, words: Mapping[str, str | None], name: str | None = None,
+        self, values: Floats, target: Gpu, choices: Mapping[str, str | None], name: str | None = None,
         numbers: Floats | None = None,
     ) -> NDArray[np.float64]:  # fmt: skip
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus).
@@ -184,56 +184,65 @@ class FamilyWeights:
         ``name``: the GPU that the networks are told of; the target, or the nearest measured one, where none is given.
         ``numbers``: the values as the encoder gives them, where that was done before.
         """
-        told = self.encoder.numbers(values) if numbers is None else numbers
+        encoded = self.encoder.numbers(values) if numbers is None else numbers
         if self.nameless:
-            return self._transferred(told, words)
-        kin = gpu(name) if name else nearest_measured_gpu(target, self.encoder.vocabulary["gpu"])
-        if kin.compute_capability == target.compute_capability:
-            return self._as(kin, target, values, words, told if kin.id == target.id else None)
-        known = self._known(kin, target, words)
-        each = [self._as(one, target, values, words) for one in known]
-        weighted = zip(shares(known, target, self._likeness), each, strict=True)
+            return self._transferred(encoded, choices)
+        nearest = gpu(name) if name else nearest_measured_gpu(target, self.encoder.vocabulary["gpu"])
+        if nearest.compute_capability == target.compute_capability:
+            return self._as(nearest, target, values, choices, encoded if nearest.id == target.id else None)
+        siblings = self._known(nearest, target, choices)
+        each = [self._as(sibling, target, values, choices) for sibling in siblings]
+        weighted = zip(shares(siblings, target, self._likeness), each, strict=True)
         mean = sum(share * outputs for share, outputs in weighted)  # BLAS would round by the number of rows
-        return np.asarray((mean + self._transferred(told, words)) / 2)
+        return np.asarray((mean + self._transferred(encoded, choices)) / 2)
 
     def _as(
-        self, kin: Gpu, target: Gpu, values: Floats, words: Mapping[str, str | None], told: Floats | None = None
+        self,
+        sibling: Gpu,
+        target: Gpu,
+        values: Floats,
+        choices: Mapping[str, str | None],
+        encoded: Floats | None = None,
     ) -> NDArray[np.float64]:
         """As if the target were ``kin``, but for what its own numbers say of its clock and formats."""
         named = (
-            self.encoder.numbers(with_gpu_features(self.encoder.names, values, kin, target)) if told is None else told
+            self.encoder.numbers(with_gpu_features(self.encoder.names, values, sibling, target))
+            if encoded is None
+            else encoded
         )
-        found = _mean(self.main, named, self.encoder.positions({**words, "gpu": kin.id}))
-        shift = clock_shift(kin, target) + format_shift(kin, target, words.get("dtype"))
+        outputs = _mean(self.main, named, self.encoder.positions({**choices, "gpu": sibling.id}))
+        shift = clock_shift(sibling, target) + format_shift(sibling, target, choices.get("dtype"))
         if shift:
-            found[:, 0] += shift * self._tensor_share(values)
-        return found
+            outputs[:, 0] += shift * self._tensor_share(values)
+        return outputs
 
-    def _known(self, kin: Gpu, target: Gpu, words: Mapping[str, str | None]) -> list[Gpu]:
+    def _known(self, nearest: Gpu, target: Gpu, choices: Mapping[str, str | None]) -> list[Gpu]:
         """Of a new generation, whom to answer as: of each generation that ran this kind of call the GPU most like the
         target. Their mean, in which kin count more, is steadier than the nearest one: a generation is unlike each of
         the others."""
-        key = kin.id, target.id, words.get("op"), words.get("dtype"), words.get("stack")
+        key = nearest.id, target.id, choices.get("op"), choices.get("dtype"), choices.get("stack")
         if key not in self._asked:
             measured = {
                 entry.gpu
-                for entry in self.evidence.by_op.get(str(words.get("op")), ())
+                for entry in self.evidence.by_op.get(str(choices.get("op")), ())
                 if all(
-                    {**entry.configuration, **entry.network_choices}.get(name) == words.get(name)
+                    {**entry.configuration, **entry.network_choices}.get(name) == choices.get(name)
                     for name in ("dtype", "stack")
                 )
             }
             alike = [gpu(name) for name in self.encoder.vocabulary["gpu"] if name in measured or not measured]
-            alike = [one for one in alike if one.vendor == kin.vendor and one.instruction_path != FMA] or [kin]
+            alike = [each for each in alike if each.vendor == nearest.vendor and each.instruction_path != FMA] or [
+                nearest
+            ]
             best: dict[str, Gpu] = {}
-            for one in sorted(alike, key=lambda g: (distance(g, target), g.id)):
-                best.setdefault(one.compute_capability, one)
+            for each in sorted(alike, key=lambda g: (distance(g, target), g.id)):
+                best.setdefault(each.compute_capability, each)
             self._asked[key] = list(best.values())
         return self._asked[key]
 
-    def _transferred(self, numbers: Floats, words: Mapping[str, str | None]) -> NDArray[np.float64]:
+    def _transferred(self, numbers: Floats, choices: Mapping[str, str | None]) -> NDArray[np.float64]:
         """What the networks say that know no GPU."""
-        return _mean(self._unnamed, numbers, self.encoder.positions(words))
+        return _mean(self._unnamed, numbers, self.encoder.positions(choices))
 
     @lazy
     def _unnamed(self) -> tuple[Layers, ...]:
@@ -277,8 +286,8 @@ class FamilyWeights:
 
     @lazy
     def _spreads(self) -> NDArray[np.float64]:
-        told = [self.spreads.get(level, Spread()) for level in LEVELS]
-        return np.array([[s.keep for s in told], [s.low for s in told], [s.high for s in told]])
+        spreads = [self.spreads.get(level, Spread()) for level in LEVELS]
+        return np.array([[s.keep for s in spreads], [s.low for s in spreads], [s.high for s in spreads]])
 
 
 def _mean(nets: Sequence[Layers], numbers: Floats, positions: Sequence[int]) -> NDArray[np.float64]:
@@ -328,11 +337,11 @@ class Learned:
             return replace(GENERIC.estimate(question), predictor=GENERIC.name)
         return (weights.without_names if self.nameless else weights).estimate(question)
 
-    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], configuration: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         weights = load(self.folder, kernel.family)
         if weights is None:
-            return (without_evidence(kernel, words, target),)
-        return weights.matches(kernel, words, target)
+            return (without_evidence(kernel, configuration, target),)
+        return weights.matches(kernel, configuration, target)
 
 
 @functools.cache
@@ -372,8 +381,8 @@ def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeig
     )
 
 
-def _prior(tensors: Mapping[str, Floats], told: Mapping[str, Any]) -> Prior:
-    return Prior.from_dict({name: tensors[f"prior.{name}"] for name in ("mean", "scale", "metric")}, told)
+def _prior(tensors: Mapping[str, Floats], data: Mapping[str, Any]) -> Prior:
+    return Prior.from_dict({name: tensors[f"prior.{name}"] for name in ("mean", "scale", "metric")}, data)
 
 
 def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

@@ -64,7 +64,7 @@ class Encoder:
     @classmethod
     def read(cls, tensors: Mapping[str, Floats], about: Mapping[str, Any], prefix: str = "") -> Self:
         """From its ``tensors`` and what a file tells beside them."""
-        vocabulary = {name: tuple(words) for name, words in about["vocabulary"].items()}
+        vocabulary = {name: tuple(options) for name, options in about["vocabulary"].items()}
         ranges = {name: tensors[prefix + name] for name in _RANGES}
         return cls(names=tuple(about["names"]), vocabulary=vocabulary, **ranges)
 
@@ -73,15 +73,15 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        return len(self.names) + sum(len(words) for words in self.vocabulary.values())
+        return len(self.names) + sum(len(options) for options in self.vocabulary.values())
 
     def numbers(self, values: Floats) -> Floats:
         """Clipped and standardised."""
-        found = np.maximum(values, self.low)
-        np.minimum(found, self.high, out=found)
-        found -= self.mean
-        found *= self._inverse
-        return found
+        numbers = np.maximum(values, self.low)
+        np.minimum(numbers, self.high, out=numbers)
+        numbers -= self.mean
+        numbers *= self._inverse
+        return numbers
 
     @lazy
     def _inverse(self) -> Floats:
@@ -91,19 +91,19 @@ class Encoder:
         """Input columns of each word name's one-hot code."""
         columns: dict[str, tuple[int, ...]] = {}
         start = len(self.names)
-        for name, words in self.vocabulary.items():
-            columns[name] = tuple(range(start, start + len(words)))
-            start += len(words)
+        for name, options in self.vocabulary.items():
+            columns[name] = tuple(range(start, start + len(options)))
+            start += len(options)
         return columns
 
-    def positions(self, words: Mapping[str, str | None]) -> list[int]:
+    def positions(self, choices: Mapping[str, str | None]) -> list[int]:
         """Input columns that are 1 for these words."""
-        found = []
+        positions = []
         for name, columns in self._columns.items():
-            word = words.get(name)
+            word = choices.get(name)
             if word in columns:
-                found.append(columns[word])
-        return found
+                positions.append(columns[word])
+        return positions
 
     @lazy
     def _columns(self) -> dict[str, dict[str | None, int]]:
@@ -121,9 +121,9 @@ def in_panels(weight: Floats) -> Floats:
 def product(blocks: Floats, panels: Floats) -> Floats:
     """(blocks, BLOCK_ROWS, outputs), panel after panel."""
     count, _, _, columns = panels.shape
-    found = np.empty((*blocks.shape[:2], count, columns), dtype=np.float32)
-    np.matmul(blocks, panels, out=found.transpose(2, 0, 1, 3))
-    return found.reshape(*blocks.shape[:2], count * columns)
+    outputs = np.empty((*blocks.shape[:2], count, columns), dtype=np.float32)
+    np.matmul(blocks, panels, out=outputs.transpose(2, 0, 1, 3))
+    return outputs.reshape(*blocks.shape[:2], count * columns)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Layers:
     def __call__(self, numbers: Floats, positions: Sequence[int]) -> Floats:
         """Outputs of rows that share their words; a one-hot input is just a row of the first weights."""
         first, *others = self._told(numbers.shape[1], tuple(positions))
-        found = np.empty((len(numbers), self.biases[-1].size), dtype=np.float32)
+        outputs = np.empty((len(numbers), self.biases[-1].size), dtype=np.float32)
         for start in range(0, len(numbers), STRIDE_ROWS):
             rows = numbers[start : start + STRIDE_ROWS]
             panels, bias = first
@@ -164,8 +164,8 @@ class Layers:
                 np.maximum(hidden, _ZEROS[: hidden.shape[2]], out=hidden)
                 hidden = product(hidden, panels)
                 hidden += bias
-            found[start : start + STRIDE_ROWS] = hidden.reshape(-1, found.shape[1])[: len(rows)]
-        return found
+            outputs[start : start + STRIDE_ROWS] = hidden.reshape(-1, outputs.shape[1])[: len(rows)]
+        return outputs
 
     def _told(self, width: int, positions: tuple[int, ...]) -> list[tuple[Floats, Floats]]:
         """Panels and bias of each layer, the words in the first bias."""
@@ -175,5 +175,5 @@ class Layers:
                 self._known[width] = [in_panels(weight) for weight in weights]
             first = self.biases[0] + self.weights[0][list(positions)].sum(axis=0)
             self._known[width, positions] = list(zip(self._known[width], (first, *self.biases[1:]), strict=True))
-        found: list[tuple[Floats, Floats]] = self._known[width, positions]
-        return found
+        layers: list[tuple[Floats, Floats]] = self._known[width, positions]
+        return layers

@@ -149,11 +149,11 @@ def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditi
     for members in groups.values():
         batch = [calls[index] for index in members]
         kernel, columns = type(batch[0]), columns_of(batch)
-        for rows, found in predict_by_configuration(kernel, columns, on, conditions, conditions.rotations):
-            for position in np.flatnonzero(found.too_large(on))[:1]:
-                raise KernelcastError(too_large_text(kernel.op, found.footprint_bytes[position], on))
+        for rows, predictions in predict_by_configuration(kernel, columns, on, conditions, conditions.rotations):
+            for position in np.flatnonzero(predictions.too_large(on))[:1]:
+                raise KernelcastError(too_large_text(kernel.op, predictions.footprint_bytes[position], on))
             for position, row in enumerate(rows):
-                results[members[row]] = _prediction(batch[row], on, found, position)
+                results[members[row]] = _prediction(batch[row], on, predictions, position)
     return [results[index] for index in range(len(calls))]
 
 
@@ -247,10 +247,10 @@ def predict_by_configuration(
     references = [
         list(_each_configuration(kernel, other, gpu, conditions, rotations.part(rows))) for _, rows, other in laws
     ]
-    for rows, found in _each_configuration(kernel, calls, gpu, conditions, rotations):
+    for rows, predictions in _each_configuration(kernel, calls, gpu, conditions, rotations):
         for (law, of, _), reference in zip(laws, references, strict=True):
-            found = _limited(found, rows, law, of, reference)
-        yield rows, found
+            predictions = _limited(predictions, rows, law, of, reference)
+        yield rows, predictions
 
 
 def _each_configuration(
@@ -264,7 +264,7 @@ def _each_configuration(
 
 
 def _limited(
-    found: Predictions, rows: Rows, law: np.ufunc, of: Rows, reference: Sequence[tuple[Rows, Predictions]]
+    predictions: Predictions, rows: Rows, law: np.ufunc, of: Rows, reference: Sequence[tuple[Rows, Predictions]]
 ) -> Predictions:
     """No faster (``law``: the maximum), or no slower (the minimum), than other calls. ``rows`` are the calls found,
     ``of`` those that the reference is of."""
@@ -273,8 +273,8 @@ def _limited(
         limit = np.full(max(rows.max(initial=-1), of.max(initial=-1)) + 1, 0.0 if law is np.maximum else np.inf)
         for members, other in reference:
             limit[of[members]] = getattr(other, name)
-        changed[name] = law(getattr(found, name), limit[rows])
-    return replace(found, **changed).clipped(found.bound_s)
+        changed[name] = law(getattr(predictions, name), limit[rows])
+    return replace(predictions, **changed).clipped(predictions.bound_s)
 
 
 def by_configuration(
@@ -388,7 +388,7 @@ def _what_if(
         low = high = np.abs(np.log(ratio))
         support = before.support
     after = before.time_s * ratio
-    found = replace(
+    predictions = replace(
         before,
         time_s=after,
         low_s=np.minimum(before.low_s * ratio, after * np.exp(-low)),
@@ -400,4 +400,4 @@ def _what_if(
         works=tuple(best),
         calls=None,
     )
-    return found.clipped(found.bound_s)
+    return predictions.clipped(predictions.bound_s)

@@ -135,12 +135,12 @@ def forecast_table(
     count, bad = len(columns["op"]), BadRows()
     seconds, launches = np.full((5, count), np.nan), np.ones(count)
     codes, match = np.zeros((2, count), dtype=np.int8), np.full(count, None, dtype=object)
-    for rows, at, found in predict_rows(columns, on, conditions, bad, distinct=distinct):
-        each = (found.time_s, found.low_s, found.high_s, found.ceiling_s, found.bound_s)
+    for rows, at, predictions in predict_rows(columns, on, conditions, bad, distinct=distinct):
+        each = (predictions.time_s, predictions.low_s, predictions.high_s, predictions.ceiling_s, predictions.bound_s)
         for column, values in zip(seconds, each, strict=True):
             column[rows] = values[at]
-        codes[0, rows], codes[1, rows] = found.bound_by[at], found.support[at]
-        match[rows], launches[rows] = found.match[at], found.launches[at]
+        codes[0, rows], codes[1, rows] = predictions.bound_by[at], predictions.support[at]
+        match[rows], launches[rows] = predictions.match[at], predictions.launches[at]
     return TableForecast(seconds[:3], seconds[3], seconds[4], codes[0], codes[1], match, launches, bad)
 
 
@@ -181,8 +181,8 @@ def predict_rows(
 
 
 def _positions(rows: Rows, parts: Iterable[tuple[Rows, Predictions]]) -> Iterator[tuple[Rows, Rows, Predictions]]:
-    for members, found in parts:
-        yield rows[members], np.arange(len(members)), found
+    for members, predictions in parts:
+        yield rows[members], np.arange(len(members)), predictions
 
 
 def _fitting(
@@ -194,14 +194,14 @@ def _fitting(
     except KernelcastError as error:  # the whole group needs what the GPU lacks
         bad.add(group, str(error))
         return
-    for rows, at, found in known:
-        large = found.too_large(gpu)
+    for rows, at, predictions in known:
+        large = predictions.too_large(gpu)
         if large.any():
             too = large[at]
-            for row, footprint in zip(rows[too], found.footprint_bytes[at[too]], strict=True):
+            for row, footprint in zip(rows[too], predictions.footprint_bytes[at[too]], strict=True):
                 bad.add([row], too_large_text(op, float(footprint), gpu))
             rows, at = rows[~too], at[~too]
-        yield rows, at, found
+        yield rows, at, predictions
 
 
 def rotations_of(columns: Mapping[str, NDArray[Any]], conditions: Conditions = DEFAULT) -> Rotation:
@@ -277,10 +277,10 @@ class CallTable:
 
     def add(self, call: Call) -> NDArray[np.intp]:
         """The row of each entry of the call's columns."""
-        words, lists, sizes = [], {}, {}
+        choices, lists, sizes = [], {}, {}
         for name, value in call.parameters:
             if isinstance(value, str):
-                words.append((name, value))
+                choices.append((name, value))
             elif isinstance(value, np.ndarray) and value.dtype == object:
                 lists[name] = value
             else:
@@ -293,15 +293,15 @@ class CallTable:
         keys: Iterable[Any] = (raw[at : at + width] for at in range(0, count * width, width))
         if lists:
             keys = zip(keys, *lists.values(), strict=True)
-        known = self._kinds.setdefault((call.op, tuple(words), tuple(sizes), tuple(lists)), {})
-        found = np.empty(count, dtype=np.intp)
+        known = self._kinds.setdefault((call.op, tuple(choices), tuple(sizes), tuple(lists)), {})
+        rows = np.empty(count, dtype=np.intp)
         for at, key in enumerate(keys):
             row = known.get(key)
             if row is None:
                 row = known[key] = self.count
                 self.count += 1
-            found[at] = row
-        return found
+            rows[at] = row
+        return rows
 
     def predict(self, gpu: Gpu, conditions: Conditions = DEFAULT) -> TableForecast:
         """Every row, in one table."""
@@ -316,10 +316,10 @@ class CallTable:
     def columns(self) -> dict[str, NDArray[Any]]:
         """As ``columns_of`` calls; sizes as numbers, not given: NaN."""
         columns: dict[str, NDArray[Any]] = {"op": np.empty(self.count, dtype=object)}
-        for (op, words, sizes, lists), known in self._kinds.items():
+        for (op, choices, sizes, lists), known in self._kinds.items():
             rows = np.fromiter(known.values(), dtype=np.intp, count=len(known))
             columns["op"][rows] = op
-            for name, word in words:
+            for name, word in choices:
                 columns.setdefault(name, np.full(self.count, None, dtype=object))[rows] = word
             raw = b"".join(key[0] for key in known) if lists else b"".join(known)
             for name, values in zip(sizes, np.frombuffer(raw).reshape(len(known), len(sizes)).T, strict=True):
@@ -342,9 +342,9 @@ def add_too_fast(columns: Mapping[str, NDArray[Any]], latency_us: NDArray[np.flo
     plain = {name: column for name, column in columns.items() if name not in ROTATIONS}
     results, _ = predict_columns(plain, chip, _WARM)
     with np.errstate(invalid="ignore"):  # rows that are no calls have no bound
-        found = latency_us < FACTOR * results["bound_us"]
-    most = bool(found.mean() > 0.5)
-    for row in np.flatnonzero(found):
+        too_fast = latency_us < FACTOR * results["bound_us"]
+    most = bool(too_fast.mean() > 0.5)
+    for row in np.flatnonzero(too_fast):
         bad.add([int(row)], _message(float(latency_us[row]), float(results["bound_us"][row]), most))
 
 

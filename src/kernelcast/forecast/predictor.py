@@ -52,8 +52,8 @@ class PredictorInput:
     @property
     def choices(self) -> dict[str, str | None]:
         """What the calls are by name: op, dtype, stack, backend, …"""
-        told = {"dtype": self.network_dtype} if self.network_dtype else {}
-        return {**self.calls.choices, **told, "op": self.kernel.op}
+        dtype = {"dtype": self.network_dtype} if self.network_dtype else {}
+        return {**self.calls.choices, **dtype, "op": self.kernel.op}
 
     @property
     def time_s(self) -> Array:
@@ -112,7 +112,7 @@ class Predictor(Protocol):
 
     def estimate(self, question: PredictorInput) -> Estimate: ...
 
-    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], configuration: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         """What calls of this kind rest on, and the words that they are answered in; several, where numbers decide."""
         ...
 
@@ -144,8 +144,8 @@ class Generic:
     def what_if_spread(self, family: str) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        return (without_evidence(kernel, words, target),)
+    def matches(self, kernel: type[Kernel], configuration: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        return (without_evidence(kernel, configuration, target),)
 
     def estimate(self, question: PredictorInput) -> Estimate:
         target, works = question.gpu, question.best
@@ -208,10 +208,10 @@ def sustained_shares(target: Gpu) -> Array:
 
 @functools.cache
 def _shares(tensor: float, dram: float) -> Array:
-    own = {**_SHARES, "tensor": tensor, "dram": dram}
-    found = np.array([own[name] for name in PIPELINES])[:, None]
-    found.flags.writeable = False  # it is shared
-    return found
+    by_name = {**_SHARES, "tensor": tensor, "dram": dram}
+    shares = np.array([by_name[name] for name in PIPELINES])[:, None]
+    shares.flags.writeable = False  # it is shared
+    return shares
 
 
 def _sustained(field: str, target: Gpu) -> float:

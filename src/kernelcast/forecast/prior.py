@@ -33,11 +33,11 @@ _PLAIN_LEANING, _PLAIN_NOISE = 0.04, 0.06
 _PLAIN_METRIC = 0.75  # over the root of the number of features: two calls at random are about 1 apart
 
 
-def sharers(words: Mapping[str, str | None]) -> tuple[str, str, str]:
+def sharers(choices: Mapping[str, str | None]) -> tuple[str, str, str]:
     """The format, the stack and the kind of a call by its words."""
-    told = {name: word for name, word in sorted(words.items()) if word is not None}
-    form = " ".join(f"{name}={told[name]}" for name in _FORMAT if name in told)
-    return form, str(told.get("stack", "")), " ".join(f"{name}={word}" for name, word in told.items())
+    given = {name: word for name, word in sorted(choices.items()) if word is not None}
+    form = " ".join(f"{name}={given[name]}" for name in _FORMAT if name in given)
+    return form, str(given.get("stack", "")), " ".join(f"{name}={word}" for name, word in given.items())
 
 
 def matern(squared: NDArray[Any]) -> NDArray[Any]:
@@ -72,12 +72,12 @@ class CallPoints:
 
     @classmethod
     def of(
-        cls, place: Doubles, leaning: Doubles, words: Sequence[tuple[str, str, str]], code: NDArray[Any]
+        cls, position: Doubles, leaning: Doubles, groups: Sequence[tuple[str, str, str]], code: NDArray[Any]
     ) -> CallPoints:
         """Of calls whose format, stack and kind are ``words[code]``."""
-        numbers = [np.unique([one[at] for one in words], return_inverse=True)[1] for at in range(3)]
-        form, stack, kind = (np.asarray(number, dtype=np.int64).reshape(-1)[code] for number in numbers)
-        return cls(place, leaning, form, stack, kind)
+        numbers = [np.unique([group[at] for group in groups], return_inverse=True)[1] for at in range(3)]
+        form, stack, configuration = (np.asarray(number, dtype=np.int64).reshape(-1)[code] for number in numbers)
+        return cls(position, leaning, form, stack, configuration)
 
     def __len__(self) -> int:
         return len(self.leaning)
@@ -103,21 +103,21 @@ class Prior:
 
     def positions(self, names: tuple[str, ...], values: Floats) -> Doubles:
         """Features as the metrics take them."""
-        found = (aligned(names, values, self.names) - self.mean) / self.scale
-        return np.clip(found, -_FARTHEST, _FARTHEST).astype(np.float64)
+        positions = (aligned(names, values, self.names) - self.mean) / self.scale
+        return np.clip(positions, -_FARTHEST, _FARTHEST).astype(np.float64)
 
     def covariance(self, one: CallPoints, other: CallPoints, setting: PriorScales = AS_LEARNED) -> Doubles:
         """Of the errors of two sets of calls, without noise."""
-        form, stack, kind = (
+        form, stack, configuration = (
             (getattr(one, name)[:, None] == getattr(other, name)[None, :]).astype(np.float64)
             for name in ("format", "stack", "configuration")
         )
-        gates = (1.0, form, stack, kind)
+        gates = (1.0, form, stack, configuration)
         shared = sum(share * gate for share, gate in zip(self.biases, gates, strict=True))
         shared = shared + self.leaning * np.outer(one.leaning, other.leaning)
         local = sum(
             share * gate * matern(self._squared(one, other, part) / setting.length**2)
-            for part, (share, gate) in enumerate(zip(self.smooth, (1.0, form, kind), strict=True))
+            for part, (share, gate) in enumerate(zip(self.smooth, (1.0, form, configuration), strict=True))
         )
         return np.asarray(setting.biases * shared + setting.smooth * local)
 
@@ -138,24 +138,24 @@ class Prior:
     @classmethod
     def from_dict(cls, arrays: Mapping[str, Floats], plain: Mapping[str, Any]) -> Self:
         """From what ``told`` gave."""
-        found = cls(
+        prior = cls(
             names=tuple(plain["names"]), mean=arrays["mean"], scale=arrays["scale"], metric=arrays["metric"],
             biases=tuple(plain["biases"]), smooth=tuple(plain["smooth"]), leaning=float(plain["leaning"]),
             noise=float(plain["noise"]),
         )  # fmt: skip
-        width = len(found.names)
-        if found.metric.shape != (len(SMOOTH), width) or not found.mean.shape == found.scale.shape == (width,):
+        width = len(prior.names)
+        if prior.metric.shape != (len(SMOOTH), width) or not prior.mean.shape == prior.scale.shape == (width,):
             raise ValueError("arrays of the prior do not fit together")
-        shares = (*found.biases, *found.smooth, found.leaning, found.noise)
-        if min(shares) < 0 or (len(found.biases), len(found.smooth)) != (len(SHARERS), len(SMOOTH)):
+        shares = (*prior.biases, *prior.smooth, prior.leaning, prior.noise)
+        if min(shares) < 0 or (len(prior.biases), len(prior.smooth)) != (len(SHARERS), len(SMOOTH)):
             raise ValueError("a share of the variance is not a share")
-        return found
+        return prior
 
     def of(self, shares: Sequence[float], metric: Floats) -> Prior:
         """The same features with other shares: biases, smooth parts, leaning, noise in a row."""
-        cut = len(SHARERS)
-        biases, smooth = tuple(shares[:cut]), tuple(shares[cut : cut + len(SMOOTH)])
-        leaning, noise = shares[cut + len(SMOOTH) :]
+        groups = len(SHARERS)
+        biases, smooth = tuple(shares[:groups]), tuple(shares[groups : groups + len(SMOOTH)])
+        leaning, noise = shares[groups + len(SMOOTH) :]
         return replace(self, metric=metric, biases=biases, smooth=smooth, leaning=leaning, noise=noise)
 
 

@@ -51,8 +51,8 @@ class lazy(Generic[Value]):  # noqa: N801  a decorator
     def __get__(self, instance: object | None, owner: type) -> Self | Value:
         if instance is None:
             return self
-        found = instance.__dict__[self.name] = self.make(instance)  # found there from now on
-        return found
+        value = instance.__dict__[self.name] = self.make(instance)  # found there from now on
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ class Candidates:
 
     def __getitem__(self, name: str) -> Number:
         """A number by its name, as scores ask for it."""
-        found: Number = getattr(self, name)
-        return found
+        value: Number = getattr(self, name)
+        return value
 
     @property
     def tasks(self) -> Number:
@@ -196,8 +196,8 @@ class RankedCandidates:
         return {name: chosen(value, self.candidate) for name, value in self.candidates.tile_logs.items()}
 
 
-def _tail(busiest: Number, tasks: Number, placed: Candidates) -> Array:
-    held = busiest * placed.gpu.sm_count
+def _tail(busiest: Number, tasks: Number, candidates: Candidates) -> Array:
+    held = busiest * candidates.gpu.sm_count
     return np.where(held > 0, 1 - tasks / np.maximum(held, 1e-300), 0.0)
 
 
@@ -226,8 +226,8 @@ class Analysis:
     kept_share = _each("kept_share")
 
     def __getitem__(self, name: str) -> Array:
-        found: Array = getattr(self, name)
-        return found
+        value: Array = getattr(self, name)
+        return value
 
     def full(self, values: Number) -> Array:
         """One number a call."""
@@ -235,9 +235,9 @@ class Analysis:
         array = np.asarray(values, dtype=np.float64)
         if array.shape == (calls,):
             return array
-        found = np.empty(calls)
-        found[:] = array
-        return found
+        column = np.empty(calls)
+        column[:] = array
+        return column
 
     @lazy
     def _alone(self) -> Candidates:
@@ -280,8 +280,8 @@ class Analysis:
 
     @lazy
     def bound(self) -> Array:
-        found: Array = np.maximum.reduce(self.limits)
-        return found
+        bound: Array = np.maximum.reduce(self.limits)
+        return bound
 
     @lazy
     def waves(self) -> Array:
@@ -341,14 +341,16 @@ def analyse(
 ) -> tuple[Analysis, ...]:
     """The ``keep`` best candidates of each call, best first; or ``candidate`` of each, whatever its score."""
     candidates, calls = work.shape
-    placed = Candidates(work, gpu, rotations, without)
+    every = Candidates(work, gpu, rotations, without)
     if candidate is not None:
-        return (Analysis(placed, candidate),)
+        return (Analysis(every, candidate),)
     if candidates == 1:
-        return (Analysis(placed, np.zeros(calls, dtype=np.intp)),)
-    scores = np.broadcast_to(score(placed.busiest_limits, placed), (candidates, calls))
-    ranked = RankedCandidates(placed, *_least(scores, keep), score)
-    return tuple(Analysis(placed, one, ranked, rank) for rank, one in enumerate(ranked.candidate))
+        return (Analysis(every, np.zeros(calls, dtype=np.intp)),)
+    scores = np.broadcast_to(score(every.busiest_limits, every), (candidates, calls))
+    ranked = RankedCandidates(every, *_least(scores, keep), score)
+    return tuple(
+        Analysis(every, candidate_of_rank, ranked, rank) for rank, candidate_of_rank in enumerate(ranked.candidate)
+    )
 
 
 def _least(scores: Array, keep: int) -> tuple[NDArray[np.intp], Array]:

@@ -48,8 +48,8 @@ class Rotation:
     def part(self, rows: slice | NDArray[np.intp]) -> Rotation:
         """Those of some of the calls."""
 
-        def cut(values: Any) -> Any:
-            return values[rows] if isinstance(values, np.ndarray) else values
+        def cut(column: Any) -> Any:
+            return column[rows] if isinstance(column, np.ndarray) else column
 
         return Rotation(cut(self.weights), cut(self.inputs), cut(self.beside_bytes))
 
@@ -58,7 +58,7 @@ class Rotation:
         if len(works) == 1 or (not isinstance(self.weights, np.ndarray) and self.weights == np.inf):
             return [self] * len(works)
         streams = [_of_calls(work.streamed_bytes) for work in works]
-        return [replace(self, beside_bytes=sum(streams) - own) for own in streams]
+        return [replace(self, beside_bytes=sum(streams) - stream) for stream in streams]
 
 
 def tensor(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:

@@ -38,11 +38,9 @@ class KernelTime:
     @classmethod
     def of(cls, phase: str, launch: Launch, times: Times, count: float = 1.0) -> KernelTime:
         """A launch, so many times over."""
-        found, count = times[launch.call], launch.count * count
+        time, count = times[launch.call], launch.count * count
         network = kernel_class(launch.call.op).family
-        return cls(
-            phase, launch.part, found.interval * count, count, found.bound_by, found.support, network, found.match
-        )
+        return cls(phase, launch.part, time.interval * count, count, time.bound_by, time.support, network, time.match)
 
     @classmethod
     def beside(cls, phase: str, part: str, span: Interval, bound_by: str, support: str = "seen") -> KernelTime:
@@ -65,13 +63,13 @@ class Share:
 def shares(run: Iterable[KernelTime]) -> tuple[Share, ...]:
     """Where the time goes, by phase and part in the order of appearance; adds up to the run's time."""
     groups: dict[tuple[str, str], list[KernelTime]] = {}
-    for one in run:
-        groups.setdefault((one.phase, one.part), []).append(one)
+    for kernel in run:
+        groups.setdefault((kernel.phase, kernel.part), []).append(kernel)
     return tuple(
         Share(
-            phase, part, sum(one.time_s for one in members), sum(one.launches for one in members),
-            _most((one.bound_by, one.time_s) for one in members),
-            _most((one.support, one.time_s) for one in members),
+            phase, part, sum(kernel.time_s for kernel in members), sum(kernel.launches for kernel in members),
+            _most((kernel.bound_by, kernel.time_s) for kernel in members),
+            _most((kernel.support, kernel.time_s) for kernel in members),
         )
         for (phase, part), members in groups.items()
     )  # fmt: skip
@@ -89,8 +87,8 @@ def joined(run: Iterable[KernelTime]) -> Interval:
     """Kernels one after another: what one network says is wrong the same way wherever it runs, different networks are
     wrong on their own."""
     groups: dict[str, Interval] = {}
-    for one in run:
-        groups[one.network] = groups.get(one.network, NOTHING) + one.interval
+    for kernel in run:
+        groups[kernel.network] = groups.get(kernel.network, NOTHING) + kernel.interval
     return independent(groups.values())
 
 
@@ -108,10 +106,10 @@ class EvidenceSummary:
     def of(cls, run: Iterable[KernelTime]) -> EvidenceSummary:
         times: dict[EvidenceMatch, float] = {}
         levels: dict[str, float] = {}
-        for one in run:
-            if one.match is not None:
-                times[one.match] = times.get(one.match, 0.0) + one.time_s
-                levels[one.support] = levels.get(one.support, 0.0) + one.time_s
+        for kernel in run:
+            if kernel.match is not None:
+                times[kernel.match] = times.get(kernel.match, 0.0) + kernel.time_s
+                levels[kernel.support] = levels.get(kernel.support, 0.0) + kernel.time_s
         total = sum(times.values()) or 1.0
         order = sorted(times.items(), key=lambda item: -item[1])
         shares = {level: levels[level] / total for level in SUPPORT if level in levels}
@@ -120,13 +118,15 @@ class EvidenceSummary:
     @property
     def calls(self) -> int:
         """Measured calls of all these kinds."""
-        return sum({id(one.entry): one.entry.calls for one, _ in self.configurations if one.entry}.values())
+        return sum({id(match.entry): match.entry.calls for match, _ in self.configurations if match.entry}.values())
 
     @property
     def error(self) -> float | None:
         """Mean error on calls left out, by time; None where nothing was tested."""
         tested = [
-            (one.entry.error, share) for one, share in self.configurations if one.entry and one.entry.error is not None
+            (match.entry.error, share)
+            for match, share in self.configurations
+            if match.entry and match.entry.error is not None
         ]
         whole = sum(share for _, share in tested)
         return sum(error * share for error, share in tested) / whole if whole else None
@@ -136,17 +136,17 @@ class EvidenceSummary:
         kinds = [
             {
                 "share": round(share, 4),
-                "answered_as": one.answered_as,
-                **(one.evidence or {"words": dict(one.configuration)}),
+                "answered_as": match.answered_as,
+                **(match.evidence or {"words": dict(match.configuration)}),
             }
-            for one, share in self.configurations[:_TOLD]
+            for match, share in self.configurations[:_TOLD]
         ]
         return {"calls": self.calls, "error": self.error, "support": self.support, "kinds": kinds}
 
     @property
     def text(self) -> str:
         """'1,204,880 calls of 14 kinds; 3.4% off on those left out; 88% of the time seen, 12% near'."""
-        measured = len({id(one.entry) for one, _ in self.configurations if one.entry})
+        measured = len({id(match.entry) for match, _ in self.configurations if match.entry})
         off = f"; {100 * self.error:.1f}% off on those left out" if self.error is not None else ""
         levels = ", ".join(f"{share:.0%} {level}" for level, share in self.support.items())
         return f"{self.calls:,} calls of {measured} kinds{off}; of the time {levels}"
@@ -154,13 +154,13 @@ class EvidenceSummary:
     @property
     def changes(self) -> list[str]:
         """What was answered in other words than asked, with the share of the time, most first."""
-        told: dict[str, float] = {}
-        for one, share in self.configurations:
-            if one.substituted and one.entry is not None:
-                words = ", ".join(f"{word} {answered} for {asked}" for word, asked, answered in one.substituted)
-                key = f"{one.entry.op} as {words}"
-                told[key] = told.get(key, 0.0) + share
-        return [f"{text} ({share:.1%})" for text, share in sorted(told.items(), key=lambda item: -item[1])]
+        totals: dict[str, float] = {}
+        for match, share in self.configurations:
+            if match.substituted and match.entry is not None:
+                choices = ", ".join(f"{name} {answered} for {asked}" for name, asked, answered in match.substituted)
+                key = f"{match.entry.op} as {choices}"
+                totals[key] = totals.get(key, 0.0) + share
+        return [f"{text} ({share:.1%})" for text, share in sorted(totals.items(), key=lambda item: -item[1])]
 
 
 @dataclass(frozen=True)
@@ -193,5 +193,5 @@ class Memory:
 
     def fields(self, *names: str) -> dict[str, float]:
         """``name_bytes`` of each part and of these properties, for JSON."""
-        told = {f"{name}_bytes": float(size) for name, size in self.parts.items()}
-        return told | {name: float(getattr(self, name)) for name in names}
+        values = {f"{name}_bytes": float(size) for name, size in self.parts.items()}
+        return values | {name: float(getattr(self, name)) for name in names}
