@@ -208,8 +208,8 @@ def _dispatched(attention: str) -> Iterator[None]:
 # PyTorch's functions that are Python themselves would be handed to a mode whole, which is off inside them; so that it
 # sees the ops that they are made of, they find none.
 _GUARDS = [
-    (place, name)
-    for place in ("torch.nn.functional", "torch.functional")
+    (module, name)
+    for module in ("torch.nn.functional", "torch.functional")
     for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 ]
 

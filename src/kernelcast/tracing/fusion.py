@@ -30,7 +30,7 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean")
 
 @dataclass(frozen=True)
 class _Walk:
-    """What a kernel of an op goes through. ``cols``: of the rows that it reduces, 0 where it reduces none."""
+    """Elements and work of an op's kernel. ``cols``: of the rows that it reduces, 0 where it reduces none."""
 
     elements: int
     cols: int = 0
@@ -51,7 +51,7 @@ class _Group:
     flops: float = 0.0
     xu_ops: float = 0.0
     ops: list[Op] = field(default_factory=list)
-    read: dict[int, Tensor] = field(default_factory=dict)  # by storage, the largest look at it
+    read: dict[int, Tensor] = field(default_factory=dict)  # by storage, its largest view
     written: dict[int, Tensor] = field(default_factory=dict)
 
     def add(self, op: Op, walk: _Walk) -> None:
@@ -167,7 +167,7 @@ def _joined(group: _Group, at: int, readers: dict[int, set[int]]) -> Op:
 
 @rule(FUSED)
 def _fused(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """One kernel over the group's elements, by its boundary bytes. Triton code knows where each element lies."""
+    """One kernel over the group's elements, by its boundary bytes. Triton code has the address of each element."""
     largest = max((*op.inputs, *op.outputs), key=lambda x: x.bytes)
     elements, flops, xu_ops, cols = (op.options.get(name, 0) for name in ("elements", "flops", "xu_ops", "cols"))
     elements = max(1, int(elements or largest.elements))
@@ -179,7 +179,7 @@ def _fused(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 def boundary_bytes(tensors: Iterable[Tensor]) -> float:
-    """Every memory once, however many looks there are at it."""
+    """Every storage once, however many views of it there are."""
     sizes: dict[int, int] = {}
     for x in tensors:
         sizes[x.storage] = max(sizes.get(x.storage, 0), x.bytes)

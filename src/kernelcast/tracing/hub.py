@@ -1,10 +1,15 @@
-"""A Hugging Face config as a model on meta tensors: the class that its ``architectures`` names, else what transformers
-knows of its ``model_type``."""
+"""A Hugging Face config as a model on meta tensors, of the class that its ``architectures`` names, else of what
+transformers knows of its ``model_type``; and the inputs of that model."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
-from collections.abc import Mapping
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,19 +20,6 @@ from kernelcast.tracing.meta_model import building, fill_buffers
 
 if TYPE_CHECKING:
     from kernelcast.tracing.build import TraceRequest
-
-
-import inspect
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kernelcast.tracing.build import TraceRequest
-
-
-import contextlib
-import sys
-from pathlib import Path
 
 _SEQUENCES = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")  # an encoder and a decoder
 _SINGLE = (
@@ -152,6 +144,7 @@ PIXELS = 224  # of an image's side, where the config says nothing; object detect
 DETECTION_PIXELS = 800
 _OBJECTS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "PanopticSegmentation",
             "ForSegmentation")  # fmt: skip
+_NO_LABELS = "trained on the mean of its output: no labels are made up for it"
 _BY_SAMPLE = ("SequenceClassification", "ImageClassification", "VideoClassification", "ForAudioClassification")
 
 
@@ -169,6 +162,7 @@ class ModelInputs:
         self.config = model.config
         self.text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
         self.parameters = inspect.signature(model.forward).parameters
+        self.encoder_decoder = bool(getattr(self.config, "is_encoder_decoder", False))
         self.notes: list[str] = []
         self.made: dict[str, Any] = {}
         self.format = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
@@ -184,12 +178,12 @@ class ModelInputs:
             self.made["input_values"] = self._sound()
         if takes("input_ids") and (self.main == "input_ids" or not self.made or self._has_text()):
             self.made["input_ids"] = self._tokens(self._seq())
-        if takes("decoder_input_ids") and getattr(self.config, "is_encoder_decoder", False):
+        if takes("decoder_input_ids") and self.encoder_decoder:
             self._decoder()
         if self.request.mode == "training":
             self._labels()
-        self._rest()
-        self._choices()
+        self._patch_mask()
+        self._options()
         missing = required(self.parameters, self.made)
         if missing:
             raise KernelcastError(f"{self.name} needs {', '.join(missing)}: give it and its inputs by FILE.py:function")
@@ -221,14 +215,9 @@ class ModelInputs:
 
     # ---- text ----
 
-    def _longest(self) -> int | None:
-        text = self.text
-        names = ("max_position_embeddings", "max_target_positions", "max_text_positions")
-        limits = (getattr(text, name, None) for name in names)
-        return next((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), None)
-
     def _seq(self) -> int:
-        longest, seq = self._longest(), self.request.seq
+        names = ("max_position_embeddings", "max_target_positions", "max_text_positions")
+        longest, seq = _integer(self.text, *names), self.request.seq
         if seq is None:
             return min(TOKENS, longest or TOKENS)
         if longest and seq > longest:
@@ -238,28 +227,28 @@ class ModelInputs:
     def _tokens(self, length: int) -> torch.Tensor:
         """Ordinary tokens: none that stands for an image, an end or padding."""
         vocab = int(getattr(self.text, "vocab_size", None) or getattr(self.config, "vocab_size", None) or 1000)
-        special = _numbers(vars(self.config)) | _numbers(vars(self.text))
+        special = _special_tokens(vars(self.config)) | _special_tokens(vars(self.text))
         ordinary = torch.tensor([token for token in range(vocab) if token not in special] or [0], device="cpu")
         shape = (self.request.batch, 2, length) if "MultipleChoice" in self.name else (self.request.batch, length)
         tokens = ordinary[torch.randint(len(ordinary), shape, generator=torch.Generator().manual_seed(0), device="cpu")]
-        images = getattr(self.config, "image_token_index", None) or getattr(self.config, "image_token_id", None)
-        queries = getattr(self.config, "num_query_tokens", None)
-        if isinstance(images, int) and isinstance(queries, int) and "pixel_values" in self.made:
-            tokens[..., :queries] = images  # where the image goes
+        image = _integer(self.config, "image_token_index", "image_token_id")
+        queries = _integer(self.config, "num_query_tokens")
+        if image and queries and "pixel_values" in self.made:
+            tokens[..., :queries] = image  # where the image goes
         end = getattr(self.text, "eos_token_id", None)
-        if isinstance(end, int) and getattr(self.config, "is_encoder_decoder", False):
+        if isinstance(end, int) and self.encoder_decoder:
             tokens[..., -1] = end  # a classifier on top reads there
         return tokens
 
     def _decoder(self) -> None:
         """Tokens of the decoder; in training they are made from the labels."""
-        starts = getattr(self.config, "decoder_start_token_id", None) is not None
-        starts = starts and getattr(self.config, "pad_token_id", None) is not None
-        if self.request.mode == "training" and self._takes("labels") and self._has_tokens_out() and starts:
-            return
-        self.made["decoder_input_ids"] = self._tokens(self._seq())
+        names = ("decoder_start_token_id", "pad_token_id")
+        starts = all(getattr(self.config, name, None) is not None for name in names)
+        shifted = self._takes("labels") and self._generates() and starts
+        if self.request.mode != "training" or not shifted:
+            self.made["decoder_input_ids"] = self._tokens(self._seq())
 
-    def _has_tokens_out(self) -> bool:
+    def _generates(self) -> bool:
         return self.name.endswith(("ForConditionalGeneration", "LMHeadModel", "ForCausalLM", "ForSpeechSeq2Seq"))
 
     # ---- images and sound ----
@@ -268,28 +257,24 @@ class ModelInputs:
         vision = getattr(self.config, "vision_config", None) or self.config
         side = self.request.image or getattr(vision, "image_size", None) or getattr(self.config, "image_size", None)
         if not side:
-            side = DETECTION_PIXELS if any(word in self.name for word in _OBJECTS) else PIXELS
+            side = DETECTION_PIXELS if any(name in self.name for name in _OBJECTS) else PIXELS
         height, width = side if isinstance(side, (tuple, list)) else (side, side)
-        channels = next((n for c in (vision, self.config) if isinstance(n := getattr(c, "num_channels", None), int)), 3)
-        shape: tuple[int, ...] = (channels, int(height), int(width))
-        frames = getattr(vision, "num_frames", None)
-        if isinstance(frames, int):
-            shape = (frames, *shape)
-        self.made["pixel_values"] = self._floats(shape)
+        channels = _integer(vision, "num_channels") or _integer(self.config, "num_channels") or 3
+        frames = _integer(vision, "num_frames")
+        self.made["pixel_values"] = self._floats((*([frames] if frames else []), channels, int(height), int(width)))
 
     def _sound(self) -> torch.Tensor:
         config = self.config
         if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # a spectrogram as an image
             return self._floats((int(config.max_length), int(config.num_mel_bins)))
-        channels = getattr(config, "audio_channels", None)
-        return self._floats((*([channels] if isinstance(channels, int) else []), self.request.seq or SAMPLES))
+        channels = _integer(config, "audio_channels")
+        return self._floats((*([channels] if channels else []), self.request.seq or SAMPLES))
 
     def _features(self) -> torch.Tensor:
         config = getattr(self.config, "audio_config", None) or self.config
         if hasattr(config, "spec_size"):
             return self._floats((1, 1001, int(config.num_mel_bins)))
-        bins = next((n for name in ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
-                     if isinstance(n := getattr(config, name, None), int)), 80)  # fmt: skip
+        bins = _integer(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim") or 80
         if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
             return self._floats((bins, 2 * int(config.max_source_positions)))  # the first layers halve it
         return self._floats((self.request.seq or 1000, bins))
@@ -300,32 +285,30 @@ class ModelInputs:
     # ---- training ----
 
     def _labels(self) -> None:
-        batch, config = self.request.batch, self.config
-        ids = self.made.get("input_ids")
+        ids, zeros = self.made.get("input_ids"), functools.partial(torch.zeros, dtype=torch.int64, device="cpu")
         if self._takes("start_positions"):
-            first = torch.ones(batch, dtype=torch.int64, device="cpu")
+            first = torch.ones(self.request.batch, dtype=torch.int64, device="cpu")
             self.made |= {"start_positions": first, "end_positions": first}
         elif self._takes("return_loss"):
             self.made["return_loss"] = True
-        elif not self._takes("labels") or any(word in self.name for word in _OBJECTS):
-            self.notes.append("trained on the mean of its output: no labels are made up for it")
+        elif not self._takes("labels") or any(name in self.name for name in _OBJECTS):
+            self.notes.append(_NO_LABELS)
         elif self.name.endswith(_BY_SAMPLE) or "MultipleChoice" in self.name:
-            self.made["labels"] = torch.zeros(batch, dtype=torch.int64, device="cpu")
+            self.made["labels"] = zeros(self.request.batch)
         elif "TokenClassification" in self.name and ids is not None:
             self.made["labels"] = torch.zeros_like(ids)
         elif "SemanticSegmentation" in self.name:
-            shape = self.made["pixel_values"].shape
-            self.made["labels"] = torch.zeros((shape[0], *shape[-2:]), dtype=torch.int64, device="cpu")
+            batch, *_, height, width = self.made["pixel_values"].shape
+            self.made["labels"] = zeros((batch, height, width))
         elif "CTC" in self.name:
             self.made["labels"] = self._tokens(64)
-        elif ids is not None or self._has_tokens_out():
-            other = getattr(config, "is_encoder_decoder", False) or ids is None
-            self.made["labels"] = self._tokens(self._seq()) if other else ids
+        elif ids is not None or self._generates():
+            self.made["labels"] = ids if ids is not None and not self.encoder_decoder else self._tokens(self._seq())
         else:
-            self.notes.append("trained on the mean of its output: no labels are made up for it")
+            self.notes.append(_NO_LABELS)
 
-    def _rest(self) -> None:
-        """What has no default and is a mask of patches."""
+    def _patch_mask(self) -> None:
+        """Where ``forward`` requires one."""
         wanted = self.parameters.get("bool_masked_pos")
         if wanted is not None and wanted.default is wanted.empty and "pixel_values" in self.made:
             *_, height, width = self.made["pixel_values"].shape
@@ -335,7 +318,7 @@ class ModelInputs:
             mask[:, : (3 * patches) // 4] = True
             self.made["bool_masked_pos"] = mask
 
-    def _choices(self) -> None:
+    def _options(self) -> None:
         """With or without a cache, all logits or the last."""
         inference = self.request.mode == "inference"
         if self._takes("use_cache") or "past_key_values" in self.parameters:
@@ -349,15 +332,20 @@ class ModelInputs:
             raise KernelcastError(f"logits last: {self.name} gives all, or none")
 
 
-def _numbers(config: dict[str, Any]) -> set[int]:
-    """Tokens of a config that stand for something else than words."""
+def _integer(config: Any, *names: str) -> int | None:
+    """The first of these attributes that is a positive whole number."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _special_tokens(config: dict[str, Any]) -> set[int]:
     named = [value for key, value in config.items() if key.endswith(("_token_id", "_token_index"))]
     return {value for value in named if isinstance(value, int)} | {0}
 
 
 # ---- torchvision beside a CPU-only PyTorch
 
-# What torchvision's Python code asks of its compiled half while it is imported.
+# Ops of its compiled half that torchvision's Python code looks up while it is imported.
 _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

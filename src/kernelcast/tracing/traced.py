@@ -1,4 +1,4 @@
-"""A recorded run of a PyTorch model: every ATen op with its tensors, in order. Plain values; no torch needed."""
+"""A recorded step of a PyTorch model: every ATen op with its tensors, in order. Plain values; no torch needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["kernel", "view", "host"]  # launches work; another look at the same memory; neither (empty, detach)
+Kind = Literal["kernel", "view", "host"]  # launches a kernel; a view of the same storage; neither (empty, detach)
 Phase = Literal["forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
@@ -19,7 +19,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What an op sees of a tensor. ``storage`` numbers the memory: views of one tensor share it."""
+    """Metadata of a tensor. ``storage`` numbers the memory: views of one tensor share it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -84,7 +84,7 @@ class Op:
         return list(_tensors((self.arguments, tuple(self.options.values()))))
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument given by place or by name."""
+        """An argument given by position or by name."""
         return self.arguments[position] if position < len(self.arguments) else self.options.get(name, default)
 
     @property
@@ -106,7 +106,7 @@ class Gradient:
 
     bytes: int
     elements: int
-    ready: int  # place of the op in the trace
+    ready: int  # index of the op in the trace
 
 
 @dataclass(frozen=True)
@@ -135,15 +135,15 @@ class Trace:
     parameter_tensors: int
     footprint: Footprint
     gradients: tuple[Gradient, ...] = ()
-    module_calls: dict[str, int] = field(default_factory=dict)  # by phase: Python's own time goes with them
+    module_calls: dict[str, int] = field(default_factory=dict)  # by phase: Python's time goes with them
     tokens: int = 0  # that the step reads: batch x sequence, where inputs tell
     samples: int = 0
     python_calls: dict[str, int] = field(default_factory=dict)  # by phase: of functions, by the program itself
     built: dict[str, Any] = field(default_factory=dict)  # which class, inputs and formats, where a command chose them
-    notes: tuple[str, ...] = ()  # what was taken for granted
-    tp_plan: dict[str, str] = field(default_factory=dict)  # how the model itself says that its modules are cut
+    notes: tuple[str, ...] = ()  # assumptions
+    tp_plan: dict[str, str] = field(default_factory=dict)  # how the model itself says that its modules are sharded
     unsharded: tuple[tuple[str, int], ...] = ()  # of a tensor-parallel rank: modules that it has whole, and parameters
-    nodes: int = 0  # of autograd's graph that the backward pass runs, those that launch nothing too
+    nodes: int = 0  # of autograd's graph in the backward pass, those that launch nothing too
 
     @property
     def kernels(self) -> list[Op]:

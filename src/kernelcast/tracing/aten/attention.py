@@ -10,7 +10,7 @@ from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.table import OpSettings, launch, number_format, pointwise, rule
 from kernelcast.tracing.traced import Op, Tensor
 
-# where bias, dropout and is_causal are among the arguments, by place and by name; None: the op has none
+# where bias, dropout and is_causal are among the arguments, by position; None: the op has none
 _FORWARD: dict[str, tuple[int | None, int, int]] = {
     "_scaled_dot_product_cudnn_attention": (3, 5, 6),
     "_scaled_dot_product_efficient_attention": (3, 5, 6),
