@@ -302,4 +302,4 @@ def test_the_command_cuts_by_a_plan_and_lists_the_rest(tmp_path: Path, capsys: p
     plan = tmp_path / "plan.toml"
     plan.write_text('"mlp.gate_proj" = "colwise"\n"mlp.up_proj" = "colwise"\n"mlp.down_proj" = "rowwise"\n')
     main([*common, "--tp-plan", str(plan)])
-    assert "uncut every GPU has all of" in " ".join(capsys.readouterr().out.split())
+    assert "replicated every GPU has all of" in " ".join(capsys.readouterr().out.split())
