@@ -38,9 +38,9 @@ class Goal:
 
 def parse_ms(text: str, flag: str = "a goal") -> float:
     """'500ms', '0.5s' or a number of milliseconds."""
-    found = _TIME.fullmatch(text)
+    match = _TIME.fullmatch(text)
     try:
-        value = float(found[1]) * _UNITS_MS[(found[2] or "ms").lower()] if found else 0.0
+        value = float(match[1]) * _UNITS_MS[(match[2] or "ms").lower()] if match else 0.0
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
@@ -50,4 +50,4 @@ def parse_ms(text: str, flag: str = "a goal") -> float:
 
 def worst(goals: Sequence[Goal], metrics: Mapping[str, float]) -> tuple[Goal, float]:
     """The goal that is nearest to breaking, or broken most, and its share."""
-    return max(((goal, goal.share(metrics)) for goal in goals), key=lambda found: found[1])
+    return max(((goal, goal.share(metrics)) for goal in goals), key=lambda pair: pair[1])

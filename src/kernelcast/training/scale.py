@@ -308,7 +308,7 @@ class _Pipeline:
         return RankPass(name, part, queue.kernels, run, count)
 
     def _passes(self, part: int) -> dict[str, RankPass]:
-        """Each kind of pass through a part, with how often it runs."""
+        """Passes through a part by name, with how often each runs."""
         forward, backward = self.rank.queue(part, "forward"), self.rank.queue(part, "backward")
         sender, count, kernels = self.rank.sender(part), self.layout.micro_batches, len(backward.kernels)
         gathers = list(sender.gathers(backward))

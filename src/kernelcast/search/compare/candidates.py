@@ -124,7 +124,7 @@ class ServingScenario(Scenario):
         names = (checkpoint.weights, checkpoint.expert_weights) if checkpoint else self.formats or ()
         missing = [name for name in dict.fromkeys(names) if name == ALL_FORMATS[0] or not supports_dtype(gpu, name)]
         able = [name for name in ("bf16", "fp16", "fp8", "int8", "nvfp4") if supports_dtype(gpu, name)]
-        hint = f"; `formats` {able[0]} would run" if able else ""
+        hint = f"; {able[0]} would run" if able else ""
         return f"has no {', '.join(missing)} arithmetic{hint}"
 
 

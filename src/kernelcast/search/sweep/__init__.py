@@ -1,1 +1,1 @@
-"""Many settings of models on GPUs at once: from a file to a folder of rows that can be asked in SQL."""
+"""Many settings of models on GPUs at once: from a file to a folder of rows that SQL queries."""
