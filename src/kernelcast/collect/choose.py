@@ -80,7 +80,7 @@ def choose(
 def most_informative(
     candidates: Sequence[PlannedCall], target: Gpu, count: int, calibration: Calibration | None = None
 ) -> tuple[list[PlannedCall], Selection]:
-    """The ``count`` candidates that tell most of all of them, the most telling first, after what a calibration knows
+    """The ``count`` most informative candidates, the best first, after what a calibration knows
     already; and the error that is expected before and after they are measured."""
     names = list(dict.fromkeys(name for planned in candidates for name in planned.parameters))
     columns = {name: _column([planned.parameters.get(name) for planned in candidates]) for name in names}

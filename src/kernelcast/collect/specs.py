@@ -68,7 +68,7 @@ def _meter() -> Nvml | None:
 
 
 def measure(target: Gpu, say: Say = lambda done, total, note: None) -> Microbenchmarks:
-    """``chip``: about what the GPU is, so that sizes fit it. What cannot run is noted, and all else is measured."""
+    """``target``: about what the GPU is, so that sizes fit it. What cannot run is noted, and all else is measured."""
     results = Microbenchmarks()
     parts = [*_products(target, results), *_others(target, results)]
     with torch.cuda.stream(stream()):

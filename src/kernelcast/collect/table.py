@@ -70,7 +70,7 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """One flat row; ``rotation`` is the number of sets of tensors that took turns."""
+    """One flat row; ``rotation`` is the number of sets of tensors in rotation."""
     call = {name: json.dumps(list(value)) if isinstance(value, list | tuple) else value
             for name, value in record["call"].items()}  # fmt: skip
     stack = call.get("stack")

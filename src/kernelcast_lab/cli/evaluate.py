@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from kernelcast_lab.evaluate.transfer import TransferSettings
 
 Figures = Mapping[str, Sequence[Mapping[str, Any]]]  # lines by the name of their table
-Words = list[str] | None
+Names = list[str] | None
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="folder of measured tables; default: KERNELCAST_DATA")
 ]
-Only = Annotated[Words, typer.Option("--only", metavar="WORD", help="cases with this in their names")]
+Only = Annotated[Names, typer.Option("--only", metavar="TEXT", help="cases with this in their names")]
 _PARQUET = (
     "python -c \"import duckdb; [duckdb.sql(f\\\"COPY (FROM '{name}.csv') TO 'measured/SOURCE/{name}.parquet'\\\")"
     ' for name in NAMES]"'
@@ -97,19 +97,8 @@ class Evaluations(CommandGroup):
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
     group.callback()(_evaluate)
-    for command in (
-        tables,
-        served,
-        load,
-        words,
-        traced,
-        energy,
-        neusight,
-        tuning,
-        tuning_gpus,
-        learning_curve,
-        transfer,
-    ):
+    for command in (tables, served, load, words, traced, energy, neusight, tuning, tuning_gpus, learning_curve,
+                    transfer):  # fmt: skip
         name = command.__name__.replace("_", "-")
         group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
     app.add_typer(group, name="evaluate")
@@ -128,10 +117,10 @@ def tables(
     out: Out,
     data: Folders = None,
     split: Annotated[
-        Words, typer.Option("--split", help="shapes, gpu, generation, stack; default: all, and the sources' own")
+        Names, typer.Option("--split", help="shapes, gpu, generation, stack; default: all, and the sources' own")
     ] = None,
     task: Annotated[
-        Words,
+        Names,
         typer.Option(
             "--task",
             help="GEMM bf16+fp8, attention prefill, attention decode, fused MoE; only where asked for: latent, DSA,"
@@ -139,7 +128,7 @@ def tables(
             " NVLink all-to-all, wide experts",
         ),
     ] = None,
-    predictor: Annotated[Words, typer.Option("--predictor", help="only this one; may be repeated")] = None,
+    predictor: Annotated[Names, typer.Option("--predictor", help="only this one; may be repeated")] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 200_000,
     seed: Seed = 0,
     workers: Annotated[int, typer.Option("--workers", min=1, help="processes")] = 1,
@@ -168,7 +157,7 @@ def tables(
 def served(
     data: Data = None,
     source: Annotated[
-        Words, typer.Option("--source", help="pipeweave (static batches), aiconfigurator (closed loops); default: both")
+        Names, typer.Option("--source", help="pipeweave (static batches), aiconfigurator (closed loops); default: both")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -191,7 +180,7 @@ def served(
 
 def load(
     data: Data = None,
-    source: Annotated[Words, typer.Option("--source", help="vllm_h100, llmservingsim; default: all")] = None,
+    source: Annotated[Names, typer.Option("--source", help="vllm_h100, llmservingsim; default: all")] = None,
     json: Json = False,
 ) -> None:
     """Servers under load, simulated: runs of vLLM, requests one by one."""
@@ -248,7 +237,7 @@ def traced(
 
 def energy(
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="WORD", help="cases whose id holds this word; may be repeated")
+        list[str] | None, typer.Option("--only", metavar="TEXT", help="cases whose id has this in it; may be repeated")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -296,7 +285,7 @@ def tuning(
 
 def tuning_gpus(
     data: Folders = None,
-    gpu: Annotated[Words, typer.Option("--gpu", metavar="ID", help="left out; default: each in turn")] = None,
+    gpu: Annotated[Names, typer.Option("--gpu", metavar="ID", help="left out; default: each in turn")] = None,
     json: Json = False,
 ) -> None:
     """How well configs are ranked on a GPU that was left out of the fit, by PipeWeave's swept configs.
@@ -315,7 +304,7 @@ def learning_curve(
     family: Families,
     data: Folders = None,
     source: Annotated[str | None, typer.Option("--source", help="only its calls calibrate and test")] = None,
-    by: Annotated[Words, typer.Option("--by", metavar="COLUMN", help="a curve for each op, dtype, …")] = None,
+    by: Annotated[Names, typer.Option("--by", metavar="COLUMN", help="a curve for each op, dtype, …")] = None,
     counts: Annotated[str, typer.Option("--counts", metavar="INT,…", help="calls measured")] = "0,10,30,100,300,1000",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="draws of the calls")] = 5,
     rows: Annotated[int, typer.Option("--rows", min=1, help="rows of the fit")] = 60_000,
@@ -361,7 +350,7 @@ def transfer(
     data: Folders = None,
     family: Families = [],  # noqa: B006  Typer copies it
     left_out: Annotated[
-        Words,
+        Names,
         typer.Option(
             "--left-out",
             metavar="NAME",
@@ -406,7 +395,7 @@ def transfer(
 
 
 def _make_pieces(
-    folder: Path, data: Sequence[Path] | None, family: Words, left_out: Sequence[str] | None, settings: TransferSettings
+    folder: Path, data: Sequence[Path] | None, family: Names, left_out: Sequence[str] | None, settings: TransferSettings
 ) -> None:
     from kernelcast.hardware import gpu as find_gpu
     from kernelcast_lab.evaluate import transfer as transfers

@@ -33,6 +33,7 @@ from kernelcast_lab.data.serving import ServingPoint, SplitPoint, left_out, serv
 from kernelcast_lab.evaluate.served import Compared, by_group
 
 Stacks = Callable[[str], Stack]
+_DEPLOYMENT = ("gpu", "stack", "model", "tp", "pp", "dp", "moe_ep", "weights", "experts")
 FEW = 4  # requests in flight, up to which TTFT is hardly a queue
 _ASKED = 10  # requests for each in flight
 _MOST = 640  # requests of a point, or four for each in flight
@@ -125,18 +126,7 @@ def _loop_service(point: ServingPoint | SplitPoint, stacks: Stacks, known: dict[
 
 def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment], apart: bool = False) -> EnginePool:
     """``apart``: it decodes alone."""
-    key = (
-        apart,
-        point.gpu,
-        point.stack,
-        point.model,
-        point.tp,
-        point.pp,
-        point.dp,
-        point.moe_ep,
-        point.weights,
-        point.experts,
-    )
+    key = (apart, *(getattr(point, name) for name in _DEPLOYMENT))
     if key not in known:  # of one object, whose step times are shared
         result = deployment_of(point)
         engine = replace(stacks(point.stack), moe_backend=result.stack.moe_backend)

@@ -143,7 +143,7 @@ def _estimates(
     columns: Columns, target: Gpu, base: Predictor, conditions: Conditions, bad: BadRows,
     latency: NDArray[np.float64] | None,
 ) -> Iterator[tuple[Rows, Residuals]]:  # fmt: skip
-    """What ``base`` says of rows that share their words, and which they are. Without times as if it were right."""
+    """What ``base`` predicts of rows of one configuration, and which they are. Without times as if it were right."""
     rotations = rotations_of(columns, conditions)
     for kernel, device, rows, calls in grouped(columns, target, bad):
         for at, inputs in predictor_inputs(kernel, rows, calls, device, rotations, base):
@@ -203,7 +203,7 @@ def _joined(parts: list[Residuals]) -> Residuals:
 
 
 def _ordered(rows: Residuals) -> Residuals:
-    """By words, features and time, whatever the order of the file."""
+    """By configuration, features and time, whatever the order of the file."""
     return select(rows, np.lexsort((rows.latency_s, *rows.values.T[::-1], rows.code)))
 
 

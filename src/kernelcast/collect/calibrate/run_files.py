@@ -23,7 +23,7 @@ from kernelcast.serving.bench import result_kind
 from kernelcast.serving.inference_perf import is_report
 from kernelcast.stacks import stack
 
-# Words of a run, as `kernelcast infer` and `kernelcast trace` take them, and what each is
+# Parameters of a run, as `kernelcast infer` and `kernelcast trace` take them, and what each is
 _TEXT, _COUNT, _COUNTS = "a text", "a whole number, 0 or more", "a whole number or a list of them"
 _NUMBER, _YES = "a number", "true or false"
 _BATCH = {
@@ -55,7 +55,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class CalibrationInput:
-    """What a file is. ``left_out``: what of it no forecast is made for, in words."""
+    """What a file is. ``left_out``: what of it no forecast is made for."""
 
     path: Path
     content: Literal["calls", "bench", "runs"]
@@ -76,7 +76,7 @@ def read_input(path: Path) -> CalibrationInput:
     first = content[0] if isinstance(content, list) and content else content
     if not isinstance(first, dict):
         raise KernelcastError(
-            f"{path}: a run is an object of JSON with its words, as in {{'model': 'llama-3.1-8b', …}}"
+            f"{path}: a run is an object of JSON with its parameters, as in {{'model': 'llama-3.1-8b', …}}"
         )
     if "op" in first and path.suffix.lower() in ENDINGS:
         return CalibrationInput(path, "calls")
@@ -115,7 +115,7 @@ def _refuse(path: Path, reason: str) -> Any:
 def _record(path: Path, at: int, run: Any) -> RunRecord:
     where = f"{path}: run {at}"
     if not isinstance(run, dict):
-        raise KernelcastError(f"{where} must be an object with its words, not {run!r}")
+        raise KernelcastError(f"{where} must be an object with its parameters, not {run!r}")
     shape: Literal["batch", "step"] = "step" if "mode" in run else "batch"
     parameters, times = (_STEP, STEP_TIMES) if shape == "step" else (_BATCH, tuple(PHASES))
     for name in run:
@@ -153,7 +153,7 @@ def _fits(value: Any, what: str) -> bool:
 
 
 def static_batch(record: RunRecord, target: Gpu) -> tuple[Deployment, Workload]:
-    """What a run's words say, as `kernelcast infer` takes them; what they leave out is as there."""
+    """What a run's parameters say, with the defaults of `kernelcast infer`."""
     parameters = record.parameters
     layout = Layout(parameters.get("tp", 1), parameters.get("pp", 1), parameters.get("dp", 1), parameters.get("ep", 1),
                     parameters.get("sequence_parallel", False), parameters.get("micro_batches", 1))  # fmt: skip

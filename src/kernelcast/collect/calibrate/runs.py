@@ -1,4 +1,4 @@
-"""Measured runs beside their forecasts, broken down into what scales may stretch: kinds of kernels, and the host."""
+"""Measured runs beside their forecasts, broken down into what is scaled: configurations of kernels, and the host."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class _Kept(Times):
 
 
 class _Stretched(Times):
-    """What was predicted, with kinds of kernels so many times as long."""
+    """What was predicted, with configurations of kernels so many times as long."""
 
     def __init__(self, base: Times, shares: ScaleShares, scales: Mapping[str, float]) -> None:
         super().__init__(base.gpu, base.conditions)

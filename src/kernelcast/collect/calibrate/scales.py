@@ -1,6 +1,6 @@
-"""Whole runs -> a factor for each kind of kernel that they saw. Bayesian, so that a run moves what it says much of.
+"""Whole runs -> a factor for each configuration of kernels that they ran. Bayesian, so that a run moves what it says much of.
 
-The log of a measured time is the log of its forecast, with every kind of kernel (and the host) so many times as long,
+The log of a measured time is the log of its forecast, with every configuration (and the host) so many times as long,
 and noise. The logs of these factors have priors around 0, as wide as the forecast says that it may be off. What is most
 likely is found by Gauss's and Newton's steps; how sure it is, by the curvature there (Laplace). A kind without a share
 in any run has no slope anywhere, and stays.

@@ -1,4 +1,4 @@
-"""Which calls to measure next: those that tell most of all the others, by the prior of a family's errors.
+"""Which calls to measure next: the most informative of all the others, by the prior of a family's errors.
 
 Of every candidate the process knows how much of the others' variance it would take away; the best is taken, and the
 others' covariances are conditioned on it, call by call.
@@ -27,7 +27,7 @@ _MEAN = np.sqrt(2 / np.pi)
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of the candidates, the most telling first, and the mean error in % that is expected of all of them: before
+    """Rows of the candidates, the most informative first, and the mean error in % that is expected of all of them: before
     any is measured, and after all of these were."""
 
     rows: NDArray[np.intp]
@@ -134,7 +134,7 @@ class _Candidates:
 def _with_calibrated(
     rows: Residuals, prior: Prior, known: FamilyCalibration | None
 ) -> tuple[CallPoints, CallPoints | None]:
-    """The candidates, and the calls that a calibration knows, numbered by the same words."""
+    """The candidates, and the calls that a calibration knows, numbered by the same labels."""
     if known is None:
         return rows.placed(prior), None
     few, count = known.few, len(rows)

@@ -180,7 +180,7 @@ def _random_state(*state: Tensor | None) -> Callable[[], tuple[Tensor | None, ..
 
 
 def _offsets(rows: int, groups: int) -> Tensor:
-    """Where groups of rows end that are dealt out at random."""
+    """Where groups of rows of random sizes end."""
     counts = torch.bincount(torch.randint(groups, (rows,)), minlength=groups)
     return counts.cumsum(0).to(torch.int32).to("cuda")
 
