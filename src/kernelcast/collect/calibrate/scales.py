@@ -1,4 +1,4 @@
-"""Whole runs -> a factor for each configuration of kernels that they ran. Bayesian, so that a run moves what it says much of.
+"""Whole runs -> a factor for each configuration of kernels that they ran, by Bayesian inference.
 
 The log of a measured time is the log of its forecast, with every configuration (and the host) so many times as long,
 and noise. The logs of these factors have priors around 0, as wide as the forecast says that it may be off. What is most

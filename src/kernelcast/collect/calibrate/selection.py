@@ -27,7 +27,7 @@ _MEAN = np.sqrt(2 / np.pi)
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of the candidates, the most informative first, and the mean error in % that is expected of all of them: before
+    """Rows of the candidates, the most informative first, and the mean error in % expected of all of them: before
     any is measured, and after all of these were."""
 
     rows: NDArray[np.intp]
