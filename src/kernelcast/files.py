@@ -141,7 +141,7 @@ def complete(target: Path) -> Iterator[Path]:
     if target.is_dir():
         raise KernelcastError(f"{target} is a folder, not a file")
     if target.exists() and not target.is_file():
-        with _told(target), TemporaryDirectory(prefix="kernelcast-") as folder:
+        with _write_errors(target), TemporaryDirectory(prefix="kernelcast-") as folder:
             part = Path(folder) / f"part{target.suffix}"
             yield part
             with part.open("rb") as written, target.open("wb") as taken:
@@ -150,7 +150,7 @@ def complete(target: Path) -> Iterator[Path]:
     file = target.resolve()  # what a link leads to is replaced, and the link stays
     part = file.with_name(f".{file.stem[:_STEM]}.{os.getpid()}.part{file.suffix}")
     try:
-        with _told(target):
+        with _write_errors(target):
             yield part
             if file.exists():
                 shutil.copymode(file, part)
@@ -161,7 +161,7 @@ def complete(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _told(target: Path) -> Iterator[None]:
+def _write_errors(target: Path) -> Iterator[None]:
     """What cannot be written, in one line."""
     duckdb = sys.modules.get("duckdb")  # where nobody has imported it, it has not written either
     try:

@@ -126,7 +126,7 @@ def test_a_network_that_is_deaf_to_inputs_answers_as_if_they_were_nought() -> No
     rows = rng.standard_normal((10, 6)).astype(np.float32)
     blank = rows.copy()
     blank[:, [1, 4]] = 0
-    assert np.array_equal(net.deaf_to([1, 4])(rows, ()), net(blank, ()))
+    assert np.array_equal(net.without_inputs([1, 4])(rows, ()), net(blank, ()))
 
 
 def test_few_and_many_calls_are_ranked_alike() -> None:

@@ -29,7 +29,7 @@ from kernelcast.machine.analyse import PIPELINES, Analysis, Score, summed
 from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.results import SEEN
 
-_TOLD = ("dtype", "kv_dtype", "phase", "stack")  # words that make it another kernel to whoever sees only whole runs
+_TOLD = ("dtype", "kv_dtype", "phase", "stack")  # choices that whole runs can tell apart
 _OF_ERROR = 1.606  # the reach of an 80% interval over the mean error, of normal errors
 _TENSOR = PIPELINES.index("tensor")
 _BYTES = tuple(PIPELINES.index(name) for name in ("dram", "launch"))
@@ -58,7 +58,7 @@ def host_key(name: str) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """What whole runs say of one kind of kernels, or of the host: a factor on its time, and how sure that is."""
+    """What whole runs say of one sort of kernels, or of the host: a factor on its time, and how sure that is."""
 
     log_scale: float = 0.0
     sd: float = 1.0  # of the log, after the runs
@@ -110,7 +110,7 @@ def scaled(before: Estimate, question: PredictorInput, scales: Mapping[str, Scal
 
 
 def _narrowed(width: Doubles, single_call: float, reach: Doubles) -> Doubles:
-    """Runs tell what calls of a kind have in common; by how much single calls of a measured kind are off stays."""
+    """Runs show what calls have in common; how far single calls of a measured configuration are off stays."""
     kept = np.minimum(width, single_call)
     return np.sqrt(kept**2 + (width**2 - kept**2) * reach**2)
 
@@ -124,7 +124,7 @@ _STRIDE = 64  # blocks at a time: kernels of these stay in the CPU's cache
 
 
 def words_of(question: PredictorInput) -> Mapping[str, str | None]:
-    """The words by which calls share errors: of their kind in full."""
+    """The choices by which calls share errors: of their configuration in full."""
     return {**(question.match.configuration or question.choices), "op": question.kernel.op}
 
 
@@ -147,7 +147,7 @@ class FamilyCalibration:
     setting: PriorScales
     position: Floats  # (points, features) calls that it knows, as the prior places them
     leaning: Floats
-    groups: tuple[tuple[str, str, str], ...]  # format, stack and kind of points
+    groups: tuple[tuple[str, str, str], ...]  # format, stack and configuration of points
     code: Codes  # (points,) index in words
     weights: Floats  # (points,)
     few: Codes  # points that say how sure a correction is
@@ -155,14 +155,14 @@ class FamilyCalibration:
     noise: float  # variance of the error of a single call, in units of the width
     low: float  # the interval's reach below and above, as multiples of the standard deviation
     high: float
-    reaches: Mapping[str, tuple[float, float]]  # the same of formats and kinds that were measured
+    reaches: Mapping[str, tuple[float, float]]  # the same of formats and configurations that were measured
     least: float  # range of the correction: that of the errors seen
     most: float
 
     def correction(
         self, names: tuple[str, ...], values: Floats, leaning: Doubles, choices: Mapping[str, str | None]
     ) -> tuple[Doubles, Doubles, Doubles]:
-        """Of calls that share their words: their error in units of the width, the variance that is left of it without
+        """Of calls that share their choices: their error in units of the width, the variance that is left of it without
         noise, and that variance before any call was measured."""
         positions = in_blocks(self.prior.positions(names, values).astype(np.float32))
         lean = in_blocks(leaning.astype(np.float32)[:, None])[:, :, 0]
@@ -183,7 +183,7 @@ class FamilyCalibration:
         return error.reshape(-1)[:rows], left, before
 
     def reach(self, choices: Mapping[str, str | None]) -> tuple[float, float]:
-        """Of calls with these words: as their kind was off, else their format, else the family."""
+        """As far as the configuration was off, else the format, else the family."""
         form, _, configuration = sharers(choices)
         return self.reaches.get(configuration) or self.reaches.get(form) or (self.low, self.high)
 
@@ -218,7 +218,7 @@ class FamilyCalibration:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Corrections by family, scales by kind, and what they were made from."""
+    """Corrections by family, scales by sort of kernel, and what they were made from."""
 
     gpu: str
     predictor: str  # name of what was corrected, with the version of its weights
@@ -323,7 +323,7 @@ def _family(data: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: 
 
 
 def _check_shapes(family: FamilyCalibration) -> None:
-    """A file cut short or edited by hand must not predict."""
+    """A file that is truncated or edited by hand must not predict."""
     count, few = len(family.weights), len(family.few)
     shapes: tuple[tuple[NDArray[Any], tuple[int, ...]], ...] = (
         (family.position, (count, len(family.prior.names))), (family.leaning, (count,)), (family.code, (count,)),

@@ -149,7 +149,7 @@ class FamilyWeights:
     _asked: dict[Any, list[Gpu]] = field(default_factory=dict, compare=False, repr=False)  # looked up before
 
     def estimate(self, question: PredictorInput) -> Estimate:
-        """As the measured kind that the question stands on, times the ratio of physics between the two."""
+        """As the measured configuration of the match, times the ratio of physics between the two."""
         match, measured = question.match, question.measured or question
         features = measured.features
         values = aligned(features.names, features.values, self.encoder.names)
@@ -181,7 +181,7 @@ class FamilyWeights:
     ) -> NDArray[np.float64]:  # fmt: skip
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus).
 
-        ``name``: the GPU that the networks are told of; the target, or the nearest measured one, where none is given.
+        ``name``: the GPU that the networks are given; the target, or the nearest measured one, where none is given.
         ``numbers``: the values as the encoder gives them, where that was done before.
         """
         encoded = self.encoder.numbers(values) if numbers is None else numbers
@@ -217,8 +217,8 @@ class FamilyWeights:
         return outputs
 
     def _known(self, nearest: Gpu, target: Gpu, choices: Mapping[str, str | None]) -> list[Gpu]:
-        """Of a new generation, whom to answer as: of each generation that ran this kind of call the GPU most like the
-        target. Their mean, in which kin count more, is steadier than the nearest one: a generation is unlike each of
+        """Of a new generation, the GPUs to answer as: of each generation that ran such calls the most like the
+        target. Their mean, in which near ones count more, is steadier than the nearest: a generation is unlike each of
         the others."""
         key = nearest.id, target.id, choices.get("op"), choices.get("dtype"), choices.get("stack")
         if key not in self._asked:
@@ -246,11 +246,11 @@ class FamilyWeights:
 
     @lazy
     def _unnamed(self) -> tuple[Layers, ...]:
-        return tuple(net.deaf_to(self._naming) for net in self.transfer)
+        return tuple(net.without_inputs(self._naming) for net in self.transfer)
 
     @lazy
     def _fastest(self) -> Layers:
-        return self.ceiling.deaf_to(self._naming)
+        return self.ceiling.without_inputs(self._naming)
 
     @lazy
     def without_names(self) -> FamilyWeights:
@@ -259,7 +259,7 @@ class FamilyWeights:
 
     @property
     def _naming(self) -> list[int]:
-        """Inputs that tell a GPU: networks that were fitted without them hear nothing there."""
+        """Inputs that name a GPU, which some networks were fitted without."""
         return naming(self.encoder)
 
     def _tensor_share(self, values: Floats) -> NDArray[np.float64]:
@@ -268,7 +268,7 @@ class FamilyWeights:
         return np.minimum(1.0, np.exp2(values[:, at].astype(np.float64)))
 
     def _steps(self, question: PredictorInput) -> NDArray[np.int64]:
-        """By how much calls are off in what is no word: the GPU, its generation, and the range of their numbers."""
+        """How many steps calls are away, substitutions aside: the GPU, its generation, the range of their numbers."""
         match = question.match
         new = match.distance - len(match.substituted)
         if match.entry is None:

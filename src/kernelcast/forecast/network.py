@@ -1,8 +1,8 @@
-"""A small network in NumPy: measured ratios and a few words in, correction of the generic time out.
+"""A small network in NumPy: measured ratios and a few choices in, correction of the generic time out.
 
-Inputs are the numeric features, clipped to the range seen in fitting and standardised, and one-hot words (op, dtype,
-stack, backend, GPU). A word that was not in the data, or not given, is all zeros: the network was fitted with words
-left out at random, so that it knows what to say then.
+Inputs are the numeric features, clipped to the range seen in fitting and standardised, and one-hot choices (op,
+dtype, stack, backend, GPU). A choice that was not in the data, or not given, is all zeros: the network was fitted with
+choices left out at random.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Encoder:
 
     @classmethod
     def read(cls, tensors: Mapping[str, Floats], about: Mapping[str, Any], prefix: str = "") -> Self:
-        """From its ``tensors`` and what a file tells beside them."""
+        """From its ``tensors`` and the metadata beside them."""
         vocabulary = {name: tuple(options) for name, options in about["vocabulary"].items()}
         ranges = {name: tensors[prefix + name] for name in _RANGES}
         return cls(names=tuple(about["names"]), vocabulary=vocabulary, **ranges)
@@ -88,7 +88,7 @@ class Encoder:
         return (1 / self.scale).astype(np.float32)
 
     def word_columns(self) -> dict[str, tuple[int, ...]]:
-        """Input columns of each word name's one-hot code."""
+        """Input columns of each choice's one-hot code."""
         columns: dict[str, tuple[int, ...]] = {}
         start = len(self.names)
         for name, options in self.vocabulary.items():
@@ -97,7 +97,7 @@ class Encoder:
         return columns
 
     def positions(self, choices: Mapping[str, str | None]) -> list[int]:
-        """Input columns that are 1 for these words."""
+        """Input columns that are 1 for these choices."""
         positions = []
         for name, columns in self._columns.items():
             word = choices.get(name)
@@ -107,7 +107,7 @@ class Encoder:
 
     @lazy
     def _columns(self) -> dict[str, dict[str | None, int]]:
-        """The input column of each word, by its name."""
+        """The input column of each option, by the choice's name."""
         return {name: dict(zip(self.vocabulary[name], at, strict=True)) for name, at in self.word_columns().items()}
 
 
@@ -145,15 +145,15 @@ class Layers:
         named = {f"{weight}{at}": array for at, array in enumerate(self.weights)}
         return named | {f"{bias}{at}": array for at, array in enumerate(self.biases)}
 
-    def deaf_to(self, columns: Sequence[int]) -> Self:
+    def without_inputs(self, columns: Sequence[int]) -> Self:
         """The same network with these inputs at 0, whatever they are."""
         first = self.weights[0].copy()
         first[list(columns)] = 0.0
         return type(self)((first, *self.weights[1:]), self.biases)
 
     def __call__(self, numbers: Floats, positions: Sequence[int]) -> Floats:
-        """Outputs of rows that share their words; a one-hot input is just a row of the first weights."""
-        first, *others = self._told(numbers.shape[1], tuple(positions))
+        """Outputs of rows that share their choices; a one-hot input is just a row of the first weights."""
+        first, *others = self._layers(numbers.shape[1], tuple(positions))
         outputs = np.empty((len(numbers), self.biases[-1].size), dtype=np.float32)
         for start in range(0, len(numbers), STRIDE_ROWS):
             rows = numbers[start : start + STRIDE_ROWS]
@@ -167,8 +167,8 @@ class Layers:
             outputs[start : start + STRIDE_ROWS] = hidden.reshape(-1, outputs.shape[1])[: len(rows)]
         return outputs
 
-    def _told(self, width: int, positions: tuple[int, ...]) -> list[tuple[Floats, Floats]]:
-        """Panels and bias of each layer, the words in the first bias."""
+    def _layers(self, width: int, positions: tuple[int, ...]) -> list[tuple[Floats, Floats]]:
+        """Panels and bias of each layer, the choices in the first bias."""
         if (width, positions) not in self._known:
             weights = (self.weights[0][:width], *self.weights[1:])
             if width not in self._known:

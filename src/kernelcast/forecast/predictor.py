@@ -36,10 +36,8 @@ class PredictorInput:
     gpu: Gpu
     ranked: Sequence[tuple[Analysis, ...]]
     match: EvidenceMatch = UNMATCHED
-    network_dtype: str | None = None  # the format that networks are told of, where it is not that of the calls
-    measured: PredictorInput | None = (
-        None  # the same calls as the measured kind that they are answered as; None: they are of it
-    )
+    network_dtype: str | None = None  # the format that networks are given, where it is not that of the calls
+    measured: PredictorInput | None = None  # the calls in the measured configuration, where that is another
 
     @property
     def best(self) -> list[Analysis]:
@@ -98,7 +96,7 @@ class Predictor(Protocol):
 
     @property
     def name(self) -> str:
-        """What every result says it rests on: kind and version."""
+        """What every result names as its source, with the version."""
         ...
 
     @property
@@ -113,7 +111,7 @@ class Predictor(Protocol):
     def estimate(self, question: PredictorInput) -> Estimate: ...
 
     def matches(self, kernel: type[Kernel], configuration: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        """What calls of this kind rest on, and the words that they are answered in; several, where numbers decide."""
+        """The evidence of a configuration; several, where the numbers of a call decide."""
         ...
 
     def what_if_spread(self, family: str) -> tuple[float, float] | None:

@@ -1,9 +1,9 @@
 """How the errors of forecasts on one GPU hang together, learned from GPUs that were left out of a fit.
 
 An error is the log of measured over predicted time, in units of the width that the forecast gives itself. It has
-*biases* (of all calls, of a format, of a stack, of a kind), a *leaning* (too much or too little of what the networks
-corrected), *smooth* parts (calls that are alike err alike: of any format, of the same one, of the same kind; what
-alike means is a metric over the features) and *noise*. The prior says what share of the variance each is, and the
+*biases* (of all calls, of a format, of a stack, of a configuration), a *leaning* (too much or too little of what the
+networks corrected), *smooth* parts (calls that are alike err alike: of any format, the same, or the same configuration;
+what alike means is a metric over the features) and *noise*. The prior says what share of the variance each is, and the
 metrics. Fitted by ``kernelcast fit``; a family that was measured on too few GPUs has the plain one.
 """
 
@@ -24,7 +24,7 @@ Codes = NDArray[np.int64]
 
 SHARERS = ("all", "format", "stack", "kind")  # who shares a bias
 SMOOTH = ("all", "format", "kind")  # within whom a smooth part holds
-_FORMAT = ("op", "dtype", "kv_dtype", "phase")  # words that make another format
+_FORMAT = ("op", "dtype", "kv_dtype", "phase")  # choices that make another format
 _FARTHEST = 5.0  # spreads of a feature
 _ROOT_3 = np.sqrt(3.0)
 # Shares of the variance where nothing was learned: as the families that were measured on many GPUs have them, rounded.
@@ -34,7 +34,7 @@ _PLAIN_METRIC = 0.75  # over the root of the number of features: two calls at ra
 
 
 def sharers(choices: Mapping[str, str | None]) -> tuple[str, str, str]:
-    """The format, the stack and the kind of a call by its words."""
+    """The format, the stack and the configuration of a call by its choices."""
     given = {name: word for name, word in sorted(choices.items()) if word is not None}
     form = " ".join(f"{name}={given[name]}" for name in _FORMAT if name in given)
     return form, str(given.get("stack", "")), " ".join(f"{name}={word}" for name, word in given.items())
@@ -66,7 +66,7 @@ class CallPoints:
 
     position: Doubles  # (calls, features) standardised
     leaning: Doubles  # (calls,) log of what the networks corrected
-    format: Codes  # (calls,) numbers of formats, stacks and kinds
+    format: Codes  # (calls,) numbers of formats, stacks and configurations
     stack: Codes
     configuration: Codes
 
@@ -74,7 +74,7 @@ class CallPoints:
     def of(
         cls, position: Doubles, leaning: Doubles, groups: Sequence[tuple[str, str, str]], code: NDArray[Any]
     ) -> CallPoints:
-        """Of calls whose format, stack and kind are ``words[code]``."""
+        """Of calls whose format, stack and configuration are ``groups[code]``."""
         numbers = [np.unique([group[at] for group in groups], return_inverse=True)[1] for at in range(3)]
         form, stack, configuration = (np.asarray(number, dtype=np.int64).reshape(-1)[code] for number in numbers)
         return cls(position, leaning, form, stack, configuration)
@@ -137,7 +137,7 @@ class Prior:
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, Floats], plain: Mapping[str, Any]) -> Self:
-        """From what ``told`` gave."""
+        """From what ``to_dict`` gave."""
         prior = cls(
             names=tuple(plain["names"]), mean=arrays["mean"], scale=arrays["scale"], metric=arrays["metric"],
             biases=tuple(plain["biases"]), smooth=tuple(plain["smooth"]), leaning=float(plain["leaning"]),

@@ -84,20 +84,19 @@ def _most(named: Iterable[tuple[str, float]]) -> str:
 
 
 def joined(run: Iterable[KernelTime]) -> Interval:
-    """Kernels one after another: what one network says is wrong the same way wherever it runs, different networks are
-    wrong on their own."""
+    """Kernels one after another: errors of one network have one cause, those of different networks are independent."""
     groups: dict[str, Interval] = {}
     for kernel in run:
         groups[kernel.network] = groups.get(kernel.network, NOTHING) + kernel.interval
     return independent(groups.values())
 
 
-_TOLD = 12  # kinds that are told one by one, those with the most time first
+_LISTED = 12  # configurations in JSON, those with the most time first
 
 
 @dataclass(frozen=True)
 class EvidenceSummary:
-    """Kinds with their share of the time of kernels; ``support`` is that share by level."""
+    """Configurations with their share of the time of kernels; ``support`` is that share by level."""
 
     configurations: tuple[tuple[EvidenceMatch, float], ...]
     support: dict[str, float]
@@ -117,7 +116,7 @@ class EvidenceSummary:
 
     @property
     def calls(self) -> int:
-        """Measured calls of all these kinds."""
+        """Measured calls of all these configurations."""
         return sum({id(match.entry): match.entry.calls for match, _ in self.configurations if match.entry}.values())
 
     @property
@@ -132,14 +131,14 @@ class EvidenceSummary:
         return sum(error * share for error, share in tested) / whole if whole else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As data: the whole, and the kinds with the most time."""
+        """As data: the whole, and the configurations with the most time."""
         kinds = [
             {
                 "share": round(share, 4),
                 "answered_as": match.answered_as,
                 **(match.evidence or {"words": dict(match.configuration)}),
             }
-            for match, share in self.configurations[:_TOLD]
+            for match, share in self.configurations[:_LISTED]
         ]
         return {"calls": self.calls, "error": self.error, "support": self.support, "kinds": kinds}
 
@@ -153,7 +152,7 @@ class EvidenceSummary:
 
     @property
     def changes(self) -> list[str]:
-        """What was answered in other words than asked, with the share of the time, most first."""
+        """Choices that were substituted, with the share of the time, most first."""
         totals: dict[str, float] = {}
         for match, share in self.configurations:
             if match.substituted and match.entry is not None:
