@@ -91,9 +91,7 @@ def _of_requests(
     failed = len(rows) - len(good)
     notes = [f"{failed} of {len(rows)} requests failed and are left out"] if failed else []
     if load.shared:
-        notes.append(
-            "what prompts share is found in their texts, with characters for tokens",
-        )
+        notes.append("what prompts share is found in their texts, with characters for tokens")
     return BenchResult(
         path, "inference-perf", load, True, {**computed, **reported}, _server(folder), ttft, e2el, itls,
         tuple(_metrics(stages[key]) for key in sorted(stages)) if number < 0 else (), tuple(notes),

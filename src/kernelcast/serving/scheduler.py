@@ -1,6 +1,6 @@
-"""One scheduler with its KV cache: who waits, who is read, who decodes, and what the next step holds.
+"""One scheduler with its KV cache: which requests wait, prefill and decode, and what the next step runs.
 
-Between two events (a request comes, is admitted, ends, is put back) every step decodes the same sequences, each with
+Between two events (a request arrives, is admitted, ends, is preempted) every step decodes the same sequences, each with
 one token more: such steps are taken together. So what a step does to a request is counted, not done: a request knows
 the step after which it ends, and blocks are taken by how many sequences fill one at each step.
 """
@@ -17,29 +17,11 @@ from kernelcast.serving.service import EngineSettings
 
 
 class Request:
-    """``context``: tokens that must be in the cache before the next one is sampled; ``left``: of them, not computed."""
+    """``context``: tokens that must be in the cache before the next one is sampled; ``remaining``: of them, not computed."""
 
     __slots__ = (
-        "arrival_s",
-        "at",
-        "base",
-        "blocks",
-        "cached",
-        "context",
-        "finish",
-        "first_s",
-        "generated",
-        "inputs",
-        "last_s",
-        "outputs",
-        "path",
-        "pieces",
-        "preempted",
-        "remaining",
-        "replica",
-        "scheduled_s",
-        "shared",
-        "steps",
+        "arrival_s", "at", "base", "blocks", "cached", "context", "finish", "first_s", "generated", "inputs",
+        "last_s", "outputs", "path", "pieces", "preempted", "remaining", "replica", "scheduled_s", "shared", "steps",
     )  # fmt: skip
 
     def __init__(self, at: int, arrival_s: float, inputs: int, outputs: int, pieces: Pieces = (), steps: int = 0):
@@ -60,7 +42,7 @@ class Request:
         return self.inputs + self.outputs - 1
 
 
-_LOOKED_AT = 128  # waiting requests among which lpm looks for the longest cached prefix, as SGLang does
+_LPM_WINDOW = 128  # waiting requests among which lpm picks the longest cached prefix, as SGLang does
 _CLIPPED = 4096  # tokens that SGLang counts at most for what a new request may write
 _RATIO, _LEAST_RATIO, _RATIO_STEPS = 0.7, 0.098, 600  # of what running requests may write, that SGLang keeps free
 _RETRACTED = 0.1  # that the share grows by when a guess was wrong
@@ -69,7 +51,7 @@ _RETRACT_STEPS = 20  # after which the guess is looked at again
 
 @dataclass
 class SchedulerStep:
-    """What one rank does next: prompts to read (tokens of each), or decode steps, ``most`` at a time."""
+    """What one rank runs next: chunks of prompts (tokens of each), or decode steps, ``most`` at a time."""
 
     chunks: list[tuple[Request, int]] = field(default_factory=list)
     decodes: bool = True
@@ -96,11 +78,11 @@ class Scheduler:
         self.blocks = KvCacheBlocks(settings.kv_blocks, settings.block_size, caching and settings.prefix_caching)
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
-        self.running: dict[int, Request] = {}  # those that are read or decode, in the order of admission
+        self.running: dict[int, Request] = {}  # prefilling or decoding, in the order of admission
         self.decoding = 0
         self.context_sum = 0.0  # tokens in the cache of those that decode
         self.steps = 0  # decode steps so far
-        self.blocked = ""  # what keeps the first of the waiting out
+        self.blocked = ""  # the limit that keeps the first waiting request out
         self._ends: list[tuple[int, int, Request]] = []  # by step
         self._filling = [0] * settings.block_size  # sequences that need a new block at steps of this remainder
         self._to_write = 0  # sum over those that decode of the step they end after
@@ -108,7 +90,7 @@ class Scheduler:
         # Blocks of all that a request may write are taken at once where nobody is put back, and where steps write
         # several tokens (speculation are checked).
         self._reserve_all = settings.capacity == "reserve" or drafted > 0
-        self.held = False  # no prompt is begun: other ranks have none to read yet
+        self.held = False  # no prefill begins: other ranks have no prompt yet
 
     def schedule(self, now_s: float) -> SchedulerStep | None:
         """The next step; None: nothing to do."""
@@ -127,7 +109,7 @@ class Scheduler:
         crowded = self._preempt_for_room()
         budget = self.settings.max_num_batched_tokens - self.decoding * (1 + self.drafted)
         chunks = self._prompts(budget, now_s, budget, admit=not crowded)
-        while not chunks and not self.decoding and len(self.prefilling) > 1:  # half-read prompts hold all blocks
+        while not chunks and not self.decoding and len(self.prefilling) > 1:  # half-prefilled prompts hold all blocks
             self._preempt(self.prefilling[-1])
             chunks = self._prompts(budget, now_s, budget, admit=False)
         if chunks:
@@ -165,7 +147,7 @@ class Scheduler:
         return rounds * self.decoding + sum(self._filling[(self.steps + i) % size] for i in range(rest))
 
     def _preempt_for_room(self) -> bool:
-        """Put the last to come back until the next step's blocks are free; whether any had to go."""
+        """Preempt the latest requests until the next step's blocks are free; whether any was."""
         crowded = False
         while self.decoding and self.blocks.free < self._needed(1):
             self._preempt(self.running[next(reversed(self.running))])
@@ -173,7 +155,7 @@ class Scheduler:
         return crowded
 
     def _preempt(self, request: Request) -> None:
-        """Its cache is dropped; it will be computed again, with what it has written."""
+        """Its cache is dropped; it will be recomputed, with the tokens generated so far."""
         del self.running[request.at]
         if request.remaining:
             self.prefilling.remove(request)
@@ -189,7 +171,7 @@ class Scheduler:
             self._ratio = min(1.0, max(self._ratio, _LEAST_RATIO) + _RETRACTED)
 
     def _prompts(self, budget: int, now_s: float, in_all: int, *, admit: bool = True) -> list[tuple[Request, int]]:
-        """Prompts to read in this step: what is under way first, then the waiting, as long as all limits hold."""
+        """Chunks to prefill in this step: of running requests first, then of waiting ones, within all limits."""
         chunks = []
         kept = self._needed(1) if self.mixed_steps else 0  # blocks of the decodes beside them
         for request in self.prefilling:
@@ -216,7 +198,7 @@ class Scheduler:
         return chunks
 
     def _fitting(self, request: Request, tokens: int, kept: int) -> int:
-        """So many tokens of a prompt under way, or fewer where blocks are short: taken."""
+        """Take blocks for so many tokens of a running prompt, or for fewer where blocks are short; how many."""
         if tokens <= 0:
             return 0
         done = request.context - request.remaining
@@ -242,7 +224,7 @@ class Scheduler:
 
     def _next(self) -> Request:
         if self.settings.policy == "lpm" and self.blocks.caching and len(self.waiting) > 1:
-            looked = range(min(len(self.waiting), _LOOKED_AT))
+            looked = range(min(len(self.waiting), _LPM_WINDOW))
             best = max(
                 looked, key=lambda i: (self.blocks.cached_prefix(self.waiting[i].pieces, self.waiting[i].inputs)[0], -i)
             )
@@ -253,9 +235,9 @@ class Scheduler:
         return self.waiting[0]
 
     def _admitted(self, budget: int, kept: int) -> tuple[Request, int] | None:
-        """The next of the waiting, with so many tokens of its prompt; None where a limit keeps it out."""
+        """Admit the next waiting request, with tokens of its prompt; None where a limit keeps it out."""
         request = self._next()
-        if not request.remaining:  # its cache comes from elsewhere
+        if not request.remaining:  # its cache was transferred
             return self._admit_transferred(request, kept)
         cached, path = self.blocks.cached_prefix(request.pieces, request.context - 1)
         if (
@@ -285,7 +267,7 @@ class Scheduler:
         return request, tokens
 
     def _estimated(self, request: Request, left: int, free: int) -> bool:
-        """SGLang: what it reads and may write, and what the others are guessed to write yet, fits."""
+        """SGLang: its prompt and output, and the estimated remaining output of the others, fit."""
         if self.settings.capacity != "estimate" or not self.running:
             return True
         ratio = max(_LEAST_RATIO, self._ratio)
@@ -304,7 +286,7 @@ class Scheduler:
         return request, 0
 
     def advance(self, step: SchedulerStep, count: int, now_s: float) -> list[Request]:
-        """``count`` such steps have run and ended at ``now_s``; who is done."""
+        """``count`` such steps have ended at ``now_s``; the requests that finished."""
         done = []
         if step.decodes and self.decoding:
             need = self._needed(count)
@@ -326,7 +308,7 @@ class Scheduler:
             if request.remaining:
                 continue
             self.prefilling.remove(request)
-            if request.generated:  # it was put back: reading its own words gave the next one
+            if request.generated:  # it was preempted: recomputing gave its next token
                 request.steps -= 1
             else:
                 request.first_s = now_s
@@ -356,7 +338,7 @@ class Scheduler:
         request.blocks, request.shared = request.blocks - moved, request.shared + moved
 
     def _stop_decoding(self, request: Request) -> None:
-        """It decodes no more; the blocks that it took step by step are its own."""
+        """The blocks that it took step by step become its private ones."""
         size = self.settings.block_size
         context = request.base + self.steps
         if not self._reserve_all:

@@ -1,4 +1,4 @@
-"""How an engine schedules (by default as its own launcher does), and what a benchmark taught of a server."""
+"""A service: scheduler settings of its engines (their launchers' defaults), pools, and measured server overheads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EngineSettings:
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_prefill_tokens: int  # of a step that reads prompts alone, over all of them
+    max_prefill_tokens: int  # of a step that only prefills, over all prompts
     chunked_prefill: bool
     prefix_caching: bool
     async_scheduling: bool  # a step is scheduled while the one before it runs
@@ -116,7 +116,7 @@ _KIND = "kernelcast server"
 
 
 def write_overheads(path: Path, stack: Stack, about: dict[str, Any]) -> None:
-    """The terms of a stack; ``about``: what they were learnt from."""
+    """The overheads of a stack; ``about``: what they were fitted to."""
     content = {"kind": _KIND, "stack": stack.id, "about": about,
             "terms": {name: getattr(stack, name) for name in (*OVERHEADS, SPREAD)}}  # fmt: skip
     with complete(path.resolve()) as part:
@@ -124,7 +124,7 @@ def write_overheads(path: Path, stack: Stack, about: dict[str, Any]) -> None:
 
 
 def without_overheads(stack: Stack) -> Stack:
-    """``stack`` as if its server had none of them: what tells two servers apart beyond their terms."""
+    """``stack`` without overheads: what two servers differ in beyond them."""
     none: dict[str, Any] = dict.fromkeys((*OVERHEADS, SPREAD), 0.0)
     return replace(stack, **none)
 
@@ -186,13 +186,13 @@ class EnginePool:
 
 @dataclass(frozen=True)
 class Service:
-    """What answers: one pool; or one that reads prompts and hands their caches over to another that decodes."""
+    """One pool of engines; or, disaggregated, a prefill pool and a decode pool."""
 
     pool: EnginePool
-    prefill: EnginePool | None = None  # disaggregated: reads prompts
+    prefill: EnginePool | None = None  # disaggregated
     router: str = "round_robin"
     speculation: Speculation | None = None
-    transfer: str | None = None  # the fabric that caches are handed over; None: see ``transfer_fabric``
+    transfer: str | None = None  # the fabric of the KV transfer; None: see ``transfer_fabric``
 
     def __post_init__(self) -> None:
         if self.router not in ROUTERS:

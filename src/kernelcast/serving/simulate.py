@@ -50,21 +50,19 @@ class Cluster:
         self._every = self.decode_engines if service.prefill is None else [*self.prefill_engines, *self.decode_engines]
         self._number = {id(engine): at for at, engine in enumerate(self._every)}
         self._next_replica = 0
-        self._arriving: list[
-            tuple[float, int, Request, bool]
-        ] = []  # when, which, and whether its cache is read already
+        self._arriving: list[tuple[float, int, Request, bool]] = []  # when, order, request, and whether it is prefilled
         self.requests = _requests(load, speculation, seed)
         stack = (service.prefill or service.pool).deployment.stack
         self._front_s = [host_time(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
-        # when the front end of each server has read all that came to it
+        # when the front end of each server is free
         self._front_free_s = [0.0] * (service.prefill or service.pool).replicas
         self._limit = load.max_concurrency or len(load)
         self._sent = self.done = self._in_flight = 0
         self._order = 0  # of events at the same moment
-        self._freed_s = 0.0  # when the last request ended: who waits at the client is sent then
-        self._held: dict[int, list[int]] = {}  # requests that wait for the answer to another, by that one
+        self._freed_s = 0.0  # when the last request ended: a waiting client sends then
+        self._held: dict[int, list[int]] = {}  # requests that follow another, by that one
         self._answered = bytearray(len(load))
-        self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests that are being read elsewhere
+        self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests in prefill engines
 
     def _engines(self, pool: EnginePool, speculation: Speculation | None, tokens_per_step: float) -> list[Engine]:
         """A pipeline runs as many batches as it has stages, each with its part of the cache."""
@@ -100,7 +98,7 @@ class Cluster:
                     log.blocked_s[rank.blocked] = log.blocked_s.get(rank.blocked, 0.0) + end_s - start_s
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
-        """Until every request is done. An interrupt leaves ``done`` and the requests as far as they came."""
+        """Until every request has finished. An interrupt keeps what is done."""
         arrivals, count = self.load.arrivals_s.tolist(), len(self.load)
         while self.done < count:
             engine = min(self._every, key=_next)
@@ -118,7 +116,7 @@ class Cluster:
                 self._step(engine, progress)
 
     def _due(self, at: int, now_s: float) -> None:
-        """A request's time has come; one that answers to another waits for it."""
+        """A request is due; one that follows another waits for it to finish."""
         before = int(self.load.follows[at]) if self.load.follows is not None else -1
         if before >= 0 and not self._answered[before]:
             self._held.setdefault(before, []).append(at)
@@ -127,7 +125,7 @@ class Cluster:
         self._in_flight += 1
 
     def _send(self, at: int, now_s: float) -> None:
-        """It leaves its client, and comes to a router once the front end has read it."""
+        """The client sends it; it reaches the router once the front end has tokenized it."""
         request = self.requests[at]
         request.arrival_s = now_s
         passing_s, each_s, token_s = self._front_s
@@ -152,7 +150,7 @@ class Cluster:
         chosen = engines[0]
         if len(engines) > 1:
             chosen = self._chosen(engines, request)
-        if self.service.prefill and not read:  # it gets one token here, the others where it decodes
+        if self.service.prefill and not read:  # prefill gives its first token, a decode engine the others
             self._to_decode[request.at] = request.outputs, request.steps
             request.outputs, request.steps = 1, 0
         request.replica = self._number[id(chosen)]
@@ -182,7 +180,7 @@ class Cluster:
             progress(self.done)
 
     def _transfer(self, request: Request, now_s: float) -> None:
-        """Its cache goes to an engine that decodes; a request of one token is done."""
+        """Its cache goes to a decode engine; a request of one token is finished."""
         request.outputs, request.steps = self._to_decode.pop(request.at)
         if request.outputs == 1:
             self._ended(request, now_s)

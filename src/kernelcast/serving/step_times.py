@@ -90,10 +90,7 @@ class StepTimes:
         prompts = np.array([(n, past) for n in self._prompts for past in self._pasts]).T
         passes = [
             ("tokens", BatchColumns.uniform(1, tokens, 0)),
-            (
-                "sequences",
-                BatchColumns.uniform(sequences, verified, 64, verified),
-            ),
+            ("sequences", BatchColumns.uniform(sequences, verified, 64, verified)),
             ("lengths", BatchColumns.uniform(decodes[0], verified, decodes[1])),
             ("lengths", BatchColumns.uniform(1, *prompts)),
         ]
