@@ -17,7 +17,7 @@ from kernelcast.serving.service import EngineSettings
 
 
 class Request:
-    """``context``: tokens that must be in the cache before the next one is sampled; ``remaining``: of them, not computed."""
+    """``context``: tokens that must be cached before the next one is sampled; ``remaining``: of them, not computed."""
 
     __slots__ = (
         "arrival_s", "at", "base", "blocks", "cached", "context", "finish", "first_s", "generated", "inputs",
@@ -87,7 +87,7 @@ class Scheduler:
         self._filling = [0] * settings.block_size  # sequences that need a new block at steps of this remainder
         self._to_write = 0  # sum over those that decode of the step they end after
         self._ratio = _RATIO
-        # Blocks of all that a request may write are taken at once where nobody is put back, and where steps write
+        # Blocks of all that a request may generate are taken at once where nothing is preempted, and where steps add
         # several tokens (speculation are checked).
         self._reserve_all = settings.capacity == "reserve" or drafted > 0
         self.held = False  # no prefill begins: other ranks have no prompt yet
