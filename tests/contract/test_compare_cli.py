@@ -14,7 +14,7 @@ def test_the_order_comes_first(run: Run, tmp_path: Path) -> None:
     picture = tmp_path / "compare.png"
     code, out, err = run(*SMALL, "--what-if", "dram_bytes_per_s*1.5", "--sensitivity", "--plot", picture)
     assert (code, err) == (0, "") and picture.stat().st_size > 10_000
-    for told in ("one batch of 4; up to 2 GPUs", "as the checkpoint is", "TPOT ms (80%)", "best       cheapest: ",
+    for told in ("one batch of 4; up to 2 equal GPUs", "as the checkpoint is", "TPOT ms (80%)", "best       cheapest: ",
                  "[1]        with dram_bytes_per_s*1.5", "no         t4, t4 [1]: has no bf16 arithmetic",
                  "1% more of it buys tokens a dollar", "DRAM bandwidth", "no price   h200_nvl"):  # fmt: skip
         assert told in out, told
