@@ -20,7 +20,7 @@ def told(run: Run, *arguments: str) -> str:
 
 def test_a_summary_by_op_without_arguments(run: Run) -> None:
     out = told(run, "evidence")
-    assert "kinds of calls" in out and "attention" in out and "gemm" in out and max(map(len, out.splitlines())) <= 100
+    assert "configurations" in out and "attention" in out and "gemm" in out and max(map(len, out.splitlines())) <= 100
 
 
 def test_kinds_that_were_asked_for(run: Run) -> None:
@@ -71,8 +71,8 @@ def test_a_call_tells_which_kernel_it_is_taken_to_run(run: Run) -> None:
         (("--gpu", "h300"), "unknown gpu 'h300'"),
         (("--op", "gem"), "unknown op 'gem' (did you mean gemm"),
         (("--stack", "vlm"), "unknown stack 'vlm' (did you mean vllm"),
-        (("--where", "dtype"), "give WORD=VALUE"),
-        (("--where", "dtpe=fp8"), "unknown word 'dtpe' (did you mean dtype"),
+        (("--where", "dtype"), "give NAME=VALUE"),
+        (("--where", "dtpe=fp8"), "unknown name 'dtpe' (did you mean dtype"),
         (("--by", "colour"), "unknown --by 'colour'"),
         (("--runs", "--gpu", "h300"), "unknown gpu 'h300'"),
         (("--weights", "/nowhere"), "/nowhere"),
@@ -85,7 +85,7 @@ def test_refusals_are_one_line(run: Run, arguments: tuple[str, ...], said: str) 
 
 def test_a_kernel_tells_what_it_rests_on(run: Run) -> None:
     out = told(run, *ATTENTION, "--stack", "vllm")
-    assert "calls of this kind on h200_sxm" in out and "answered as  backend fa3, paged yes" in out
+    assert "calls of this configuration on h200_sxm" in out and "answered as  backend fa3, paged yes" in out
     found = json.loads(told(run, *ATTENTION, "--stack", "flashinfer", "--backend", "fa2", "--json"))
     assert found["answered_as"]["backend"] == {"asked": "fa2", "answered": "flashinfer"}
     assert found["evidence"]["calls"] > 1000 and found["evidence"]["words"]["phase"] == "decode"

@@ -60,7 +60,7 @@ def test_a_sweep_says_what_it_did_and_what_is_best(run: Run, file: Path, folder:
     lines = out.splitlines()
     assert lines[0].startswith("56 settings: ") and "does not fit" in lines[0] and "all were there" in lines[0]
     assert f"rows in {folder}" in out and "best 2 by dollars_per_million_tokens (min)" in out
-    assert "that no other beats: tokens_per_s_per_gpu (max) against tpot_s (min)" in out
+    assert "on the Pareto front: tokens_per_s_per_gpu (max) against tpot_s (min)" in out
     found = strict(run("sweep", file, "-o", folder, "--engine", "one", *QUICK, *best, "--json")[1])
     assert found["settings"] == found["finished_before"] == sum(found["statuses"].values()) == 56
     assert len(found["top"]) == 2 and len(found["pareto"]) > 1
@@ -91,8 +91,8 @@ def test_sql_over_the_rows(run: Run, folder: Path) -> None:
         (["SELECT 1; SELECT 2"], "a query is one SELECT"),
         (["COPY sweep TO 'x.csv'"], "a query is one SELECT"),
         (["SELECT * FROM read_text('/etc/hostname')"], "disabled"),
-        ([], "what is asked?"),
-        (["SELECT 1", "--top", "3"], "what is asked?"),
+        ([], "what to query?"),
+        (["SELECT 1", "--top", "3"], "what to query?"),
         (["--top", "3", "--by", "tpot"], "unknown column 'tpot' (did you mean tpot_s"),
         (["--top", "3", "--by", "batch"], "write batch:min or batch:max"),
         (["--top", "3", "--by", "gpu"], "gpu holds words"),
@@ -165,7 +165,7 @@ def test_control_c_says_how_to_go_on(file: Path, folder: Path, tmp_path: Path) -
     _, err = started.communicate(timeout=60)
     if len(digests(out)) < len(digests(folder)):  # it was not done before
         assert started.returncode == 130 and len(err.splitlines()) == 1
-        assert "the same command goes on there" in err
+        assert "the same command continues" in err
     assert process("sweep", file, "-o", out, "--workers", 2, *QUICK).wait() == 0
     assert digests(out) == digests(folder)
 

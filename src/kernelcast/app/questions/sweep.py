@@ -36,7 +36,7 @@ class RankingParameters(Question):
         if self.by is not None and self.top is None:
             raise KernelcastError(f"`by` needs `top`, as in `top` 10, `by` {self.by}")
         if self.top is not None and self.top < 1:
-            raise KernelcastError(f"`top` must be 1 row or more, not {self.top}")
+            raise KernelcastError(f"`top` must be 1 or more, not {self.top}")
         ranked_by = Objective.read(self.by or _RANKED_BY) if self.top is not None else None
         return ranked_by, read_pareto(self.pareto) if self.pareto is not None else None
 
