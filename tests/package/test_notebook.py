@@ -73,7 +73,7 @@ def test_a_prediction_shows_its_answer_first() -> None:
                             f"interval {found.low_s * 1e6:.1f} µs – {found.high_s * 1e6:.1f} µs"]  # fmt: skip
     assert page.row(found.bound_by)[3] == "100%"
     assert page.bars == len(found.limits)  # a bar a pipeline
-    assert page.row("support")[1].startswith(found.support) and "calls of this kind" in page.row("rests on")[1]
+    assert page.row("support")[1].startswith(found.support) and "calls of this configuration" in page.row("rests on")[1]
 
 
 def test_a_gpu_shows_its_numbers_with_their_sources() -> None:
@@ -100,7 +100,7 @@ def test_a_load_shows_percentiles() -> None:
 def test_a_comparison_shows_a_row_a_gpu() -> None:
     page = shown(kc.compare("llama-3.1-8b", gpus="h100_sxm,l40s", batch=8))
     assert {"h100_sxm", "l40s"} <= {row[0] for row in page.rows}
-    assert page.row("GPU")[:3] == ["GPU", "way", "batch"] and "cheapest" in page.row("best")[1]
+    assert page.row("GPU")[:3] == ["GPU", "layout", "batch"] and "cheapest" in page.row("best")[1]
 
 
 @pytest.mark.slow

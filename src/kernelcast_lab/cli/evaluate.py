@@ -87,7 +87,7 @@ _EXAMPLES = {
 class Evaluations(CommandGroup):
     """Options without the name of an evaluation are those of ``tables``."""
 
-    kind = "evaluation"
+    noun = "evaluation"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         bare = args and args[0].startswith("-") and args[0] != "--help"
