@@ -197,7 +197,7 @@ def test_a_folder_of_another_sweep_is_refused(alone: Path, tmp_path: Path, monke
         with pytest.raises(kc.KernelcastError, match=pattern):
             run_sweep(other, folder, SerialEngine(), chunk_settings=64)
     monkeypatch.setattr("kernelcast.search.sweep.run.__version__", "9.9")
-    with pytest.raises(kc.KernelcastError, match=r"kernelcast .*, now 9\.9; .*--fresh"):
+    with pytest.raises(kc.KernelcastError, match=r"kernelcast .*, now 9\.9; .*`fresh`"):
         run_sweep(work(), folder, SerialEngine(), chunk_settings=64)
     monkeypatch.undo()
     monkeypatch.setattr("kernelcast.search.sweep.run.weights_digest", lambda conditions: "ab12")
