@@ -39,7 +39,7 @@ class ClusterParameters(Question):
         _experts(metavar="NAME", help="of tokens to experts: expected, random (sampled), balanced",
                  values=partial(names_of, "inference.deployment", "ROUTINGS")),
     ] = "expected"  # fmt: skip
-    skew: Annotated[float, _experts(help="exponent of a power law of tokens over experts, in place of --routing")] = 0.0
+    skew: Annotated[float, _experts(help="exponent of a power law of tokens over experts, instead of --routing")] = 0.0
     exchange: Annotated[
         str | None,
         _experts(metavar="NAME", help="all-to-all of dispatch and combine under --dp: nccl, allgather, deepep, "

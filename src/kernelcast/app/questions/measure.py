@@ -110,7 +110,7 @@ class DiagnoseQuestion(shared.PredictorParameters):
         ),
     ]
     gpu: Annotated[
-        str | None, option(metavar="ID", help="GPU that it ran on; default: the file's", values=shared.gpu_names)
+        str | None, option(metavar="ID", help="GPU that was measured; default: the file's", values=shared.gpu_names)
     ] = None
     top: Annotated[int, option(help="calls to show")] = 20
     dtype: Annotated[

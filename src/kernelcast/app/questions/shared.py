@@ -66,7 +66,7 @@ Cache = Annotated[
 ]  # fmt: skip
 PredictorName = Annotated[
     str,
-    option(metavar="NAME", help=f"what turns limits into times: {', '.join(PREDICTORS)}", values=lambda: PREDICTORS),
+    option(metavar="NAME", help=f"predictor of times from limits: {', '.join(PREDICTORS)}", values=lambda: PREDICTORS),
 ]
 CalibrationFile = Annotated[
     Path | Calibration | None,

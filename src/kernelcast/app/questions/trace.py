@@ -96,7 +96,7 @@ class TraceQuestion(StepParameters, shared.PredictorParameters):
         False
     )
     tp_plan: Annotated[
-        str | None, option(metavar="FILE", help="TOML or JSON: module -> colwise, rowwise, ...; hf: the model's own")
+        str | None, option(metavar="FILE", help="TOML or JSON: module -> colwise, rowwise, ...; hf: the model's plan")
     ] = None
     schedule: Annotated[str, option(metavar="NAME", help="pipeline schedule: gpipe, 1f1b or interleaved")] = "1f1b"
     virtual_stages: Annotated[int, option(help="virtual pipeline stages of a rank, interleaved")] = 1
