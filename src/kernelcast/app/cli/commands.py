@@ -9,7 +9,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
@@ -27,6 +28,7 @@ _WRITTEN = ("-o", "--output", "--out", "--plot", "--timeline", "--requests-out")
 _TIMELINE = ("--trace", "FILE.json")  # other commands read a --trace, of requests
 _FOLDER = "DIR"  # what help calls a folder
 _MAKES_FOLDERS = ("collect", "collect-models")  # commands that make the folder that their file goes to
+Values = Callable[[], Iterable[str]]
 # what errors call a parameter: `name`, a name that they begin with, or one with an underscore
 _NAME = re.compile(r"`([a-z]\w*)`|^([a-z]+)(?=[ :])|(?<![\w./'\"=-])([a-z]+(?:_[a-z0-9]+)+)(?![\w./'\"=(-])")
 
@@ -52,8 +54,6 @@ class Command(Examples, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a shell completes a line
-            from kernelcast.app.cli.completion import offer_names
-
             offer_names(self.params, self.values)
         switches = {p.opts[0]: p.secondary_opts[0] for p in self.params if p.opts and p.secondary_opts}
         return super().parse_args(ctx, tidy(args, switches))
@@ -256,3 +256,38 @@ def progress_bar(*, transient: bool = False) -> Iterator[Callable[[str], Progres
             return report
 
         yield start
+
+
+# ---- what a shell offers after Tab: names of GPUs, models, ops and stacks ----
+@dataclass(frozen=True)
+class Item:
+    """A word that may come next, as Typer shows it to shells."""
+
+    value: str
+    type: str = "plain"
+    help: str | None = None
+
+
+def offer_names(params: Iterable[Any], values: Mapping[str, Values]) -> None:
+    """Let the options and arguments of a command complete names; of a command with a signature of its own, those that
+    have the flags of others."""
+    values = values or _by_name()
+    for param in params:
+        if param.name in values:
+            param.shell_complete = partial(_offered, values[param.name], param.shell_complete)
+
+
+def _offered(values: Values, usual: Callable[..., Any], ctx: Any, incomplete: str) -> Any:
+    """Names that go on with what was typed; of a list with commas, its last one."""
+    before, comma, last = incomplete.rpartition(",")
+    names = [name for name in values() if name.lower().startswith(last.lower())]
+    return [Item(f"{before}{comma}{name}") for name in names] or usual(ctx, incomplete)
+
+
+def _by_name() -> dict[str, Values]:
+    from kernelcast.app.questions.evidence import EvidenceQuestion
+    from kernelcast.app.questions.infer import InferQuestion
+    from kernelcast.app.questions.parameters import command_parameters
+
+    parameters = (*command_parameters(InferQuestion), *command_parameters(EvidenceQuestion))
+    return {parameter.name: parameter.values for parameter in parameters if parameter.values}
