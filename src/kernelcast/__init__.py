@@ -1,4 +1,4 @@
-"""Forecast how long GPU work takes, which pipeline of the chip binds, and how far that is from the best."""
+"""Forecast how long GPU work takes, which pipeline is the bottleneck, and how far a kernel is from its best."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kernelcast.training import run_step as run_step
 
 
-# What takes a while to import is imported when it is asked for
+# What takes a while to import is imported on first use
 _LATER = {
     **dict.fromkeys(("compare", "evidence", "infer", "infer_pools", "plan", "simulate"), "kernelcast.app.api"),
     "compare_training": "kernelcast.search.compare.training", "run_step": "kernelcast.training",
@@ -49,7 +49,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Kernel classes by name (``kernelcast.Gemm``), also those of files added later; ``trace``, which needs PyTorch;
-    what is asked of whole models."""
+    the functions for whole models."""
     if name == "trace":
         return _tracer()
     if name in _LATER:

@@ -1,9 +1,9 @@
-"""The start and the end of the program: Ctrl-C ends it with exit code 130 and not a word, at any moment.
+"""The start and the end of the program: Ctrl-C ends it silently with exit code 130, at any moment.
 
 The package imports this module before all that takes long. Where the package is imported by the program itself, an
 interrupt ends the process at once until a command runs: as an exception it would come out of the middle of an import,
 where it is shown as a traceback or lost. While a command runs, an interrupt is an exception (what is half written is
-taken away, what is finished is told), and after it the process ends at once again.
+removed, what is finished is reported), and after it the process ends at once again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _raise(signum: int, frame: object) -> None:
 
 
 def _again(lost: Any) -> None:
-    """An exception that nobody could catch (Python tells it and goes on): an interrupt comes again a little later."""
+    """An exception that nobody could catch (Python reports it and continues): an interrupt is raised again a little later."""
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
         return

@@ -11,24 +11,24 @@ class KernelcastError(ValueError):
     """Base of every error that kernelcast raises for its input; the CLI prints it and exits 2."""
 
 
-def nearest(word: str, known: Iterable[str], limit: int = 3) -> str:
-    """' (did you mean …?)' for the known names closest to ``word``, or ''."""
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """' (did you mean …?)' for the known names closest to ``name``, or ''."""
     known = list(known)
-    folded = {name.lower(): name for name in known}
-    hits = difflib.get_close_matches(str(word).lower(), folded, n=limit, cutoff=0.5)
+    folded = {each.lower(): each for each in known}
+    hits = difflib.get_close_matches(str(name).lower(), folded, n=limit, cutoff=0.5)
     return f" (did you mean {', '.join(folded[h] for h in hits)}?)" if hits else ""
 
 
-def unknown(what: str, word: object, known: Iterable[str]) -> KernelcastError:
-    """'unknown gpu 'h2000' (did you mean …?); known: a, b, c' with the list cut when it is long."""
+def unknown(what: str, name: object, known: Iterable[str]) -> KernelcastError:
+    """'unknown gpu 'h2000' (did you mean …?); known: a, b, c' with a long list truncated."""
     names = sorted(known)
-    hint = nearest(str(word), names)
+    hint = nearest(str(name), names)
     shown = ", ".join(names) if len(names) <= 12 or not hint else f"{len(names)} names"
-    return KernelcastError(f"unknown {what} {word!r}{hint}; known: {shown}")
+    return KernelcastError(f"unknown {what} {name!r}{hint}; known: {shown}")
 
 
 def refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """The first word that is not known, as an error."""
+    """The first unknown name, as an error."""
     for name in names:
         if name not in known:
             raise unknown(what, name, known)
@@ -39,5 +39,5 @@ class KernelcastWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Tell ``message`` to whoever called kernelcast."""
+    """Warn the caller of kernelcast."""
     warnings.warn(message, KernelcastWarning, stacklevel=3)

@@ -116,21 +116,21 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def text(word: str) -> str:
+def text(value: str) -> str:
     """A string in SQL."""
-    return "'" + word.replace("'", "''") + "'"
+    return "'" + value.replace("'", "''") + "'"
 
 
 def encoded(column: NDArray[Any], into: dict[str, NDArray[Any]]) -> str:
     """Put a column where DuckDB can scan it, and say in SQL how to read it once ``into`` is registered as ``encoded``:
-    words travel as codes, NaN is NULL."""
+    text travels as codes, NaN is NULL."""
     key = f"c{len(into)}"
     if column.dtype != object:
         into[key] = np.asarray(column, dtype=np.float64)
         return f"CASE WHEN isfinite(encoded.{key}) THEN encoded.{key} END"
     codes: dict[Any, int] = {None: 0}
     into[key] = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.int32, count=len(column))
-    values = ", ".join("NULL" if word is None else text(str(word)) for word in codes)
+    values = ", ".join("NULL" if value is None else text(str(value)) for value in codes)
     return f"CAST(list_extract([{values}], encoded.{key} + 1) AS VARCHAR)"
 
 
@@ -307,7 +307,7 @@ def csv_header(line: str, path: Path) -> tuple[list[str], str]:
 
 
 def _call_columns() -> tuple[frozenset[str], frozenset[str]]:
-    """Names of columns that hold words, and of those that hold numbers or lists."""
+    """Names of text columns, and of columns of numbers or lists."""
     specs = [spec for kernel in REGISTRY.values() for spec in parameters_of(kernel).values()]
     texts = {"op", "gpu", *(spec.name for spec in specs if spec.type == "choice")}
     return frozenset(texts), frozenset(spec.name for spec in specs) - texts
@@ -331,7 +331,7 @@ def _unmasked(column: Any) -> NDArray[Any]:
 
 def _nests_floats(type_: str) -> bool:
     """Lists and structs may hide a NaN, which DuckDB would write to JSON as it is."""
-    return type_ not in _FLOATS and any(word in type_ for word in _FLOATS)
+    return type_ not in _FLOATS and any(name in type_ for name in _FLOATS)
 
 
 def _strict_json(line: str) -> str:

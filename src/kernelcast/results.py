@@ -55,12 +55,12 @@ def independent(intervals: Iterable[Interval]) -> Interval:
 Support = Literal["seen", "near", "extrapolated"]
 SUPPORT: dict[str, str] = {
     "seen": "calls of this configuration were measured on this GPU",
-    "near": "one step from measured calls: a choice, the GPU, or the range",
-    "extrapolated": "farther from measured calls: physics carries most of it",
+    "near": "one substitution from measured calls: a parameter, the GPU, or the range",
+    "extrapolated": "far from measured calls: mostly the analytical model",
 }
 LEVELS = tuple(SUPPORT)  # columns hold their index
 SEEN, NEAR, EXTRAPOLATED = range(len(LEVELS))
-MOST = 0.9  # of the time, that a level must reach to be told for the whole
+MOST = 0.9  # share of the time that must reach a level for the whole to have it
 
 
 def support_of(times: Iterable[tuple[float, str]]) -> str:
@@ -76,7 +76,7 @@ def support_of(times: Iterable[tuple[float, str]]) -> str:
 
 class HtmlRepr:
     """A result that a notebook shows as the command line would, as HTML. ``kernelcast.app.report.html`` makes
-    it; results do not import reports, so that it is imported by name when a notebook first asks."""
+    it; results do not import reports, so it is imported by name on first use."""
 
     __slots__ = ()
 

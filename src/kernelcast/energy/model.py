@@ -31,7 +31,7 @@ from kernelcast.ops.work import Array
 from kernelcast.toml_folder import ids_in, read_from
 
 FOLDER = Path(__file__).parent / "models"
-LOWEST_CLOCK = 0.35  # of the full one: a limit that asks for less is held by waiting
+LOWEST_CLOCK = 0.35  # of the full clock: a lower limit is met by idling
 MEMORY = ("dram", "link")  # have a voltage and a clock of their own
 # Formats whose tensor cores are taken to draw what those of another do at full rate.
 _LIKE = {"fp16": "bf16", "int4": "bf16", "int8_wo": "bf16", "mxfp4": "bf16", "mxfp4_fp8": "fp8", "fp8_block": "fp8",
@@ -109,35 +109,37 @@ def measured_ids() -> list[str]:
     return ids_in(FOLDER)
 
 
-def power_model(chip: Gpu) -> PowerModel | None:
+def power_model(target: Gpu) -> PowerModel | None:
     """Of a catalogued GPU, or of a what-if: what is done costs what it cost before, its limit is ``power_w``. None of
     another vendor's: nothing measured is near."""
-    if chip.vendor != gpu(measured_ids()[0]).vendor:
+    if target.vendor != gpu(measured_ids()[0]).vendor:
         return None
-    origin = root_of(chip)
+    origin = root_of(target)
     known = measured_ids()
-    kin = [name for name in known if gpu(name).compute_capability == chip.compute_capability]
+    kin = [name for name in known if gpu(name).compute_capability == target.compute_capability]
     name = origin.id if origin.id in known else (kin or known)[0]
-    return power_model_from(coefficients(name), gpu(name), origin, chip)
+    return power_model_from(coefficients(name), gpu(name), origin, target)
 
 
-def power_model_from(measured: Coefficients, reference: Gpu, origin: Gpu, chip: Gpu) -> PowerModel:
-    """What was measured on ``reference``, for a ``chip`` that is ``origin`` or a what-if of it."""
+def power_model_from(measured: Coefficients, reference: Gpu, origin: Gpu, target: Gpu) -> PowerModel:
+    """Coefficients measured on ``reference``, for a ``target`` that is ``origin`` or a what-if of it."""
     same = origin.id == reference.id
     scale = 1.0 if same else origin.power_w / reference.power_w
-    joules, full, before, after = dict(measured.joules), rates(reference), rates(origin), rates(chip)
+    joules, full, before, after = dict(measured.joules), rates(reference), rates(origin), rates(target)
 
     def watts(name: str) -> float:
         faster = after[name] / before[name] if before[name] else 1.0
         return joules.get(name, 0.0) * full[name] * scale * faster
 
-    support = "seen" if same else "near" if reference.compute_capability == chip.compute_capability else "extrapolated"
-    if chip is not origin and support == "seen":
+    support = (
+        "seen" if same else "near" if reference.compute_capability == target.compute_capability else "extrapolated"
+    )
+    if target is not origin and support == "seen":
         support = "near"
     wider = _WIDER[support]
     return PowerModel(
         idle_w=measured.idle_w * scale, busy_w=measured.busy_w * scale, start_s=measured.start_s,
-        voltage=measured.voltage, limit_w=chip.power_w * measured.held, board_w=origin.power_w * measured.held,
+        voltage=measured.voltage, limit_w=target.power_w * measured.held, board_w=origin.power_w * measured.held,
         burst_w=origin.power_w * measured.burst, burst_s=measured.burst_s,
         low=measured.low**wider, high=measured.high**wider,
         tensor_w={dtype: watts(f"tensor_{dtype}") for dtype in _TENSOR},
@@ -146,13 +148,13 @@ def power_model_from(measured: Coefficients, reference: Gpu, origin: Gpu, chip: 
     )  # fmt: skip
 
 
-def rates(chip: Gpu) -> dict[str, float]:
+def rates(target: Gpu) -> dict[str, float]:
     """Units a second of each pipeline at full rate; tensor cores by format."""
     return {
-        **{f"tensor_{dtype}": chip.tensor_flops_per_s(dtype) for dtype in _TENSOR},
-        "fma": chip.fma_flops_per_s("fp32"), "xu": chip.xu_ops_per_s, "smem": chip.smem_bytes_per_s,
-        "l2": chip.l2_bytes_per_s, "dram": chip.dram_bytes_per_s, "issue": chip.issue_warps_per_s,
-        "link": chip.link_bytes_per_s,
+        **{f"tensor_{dtype}": target.tensor_flops_per_s(dtype) for dtype in _TENSOR},
+        "fma": target.fma_flops_per_s("fp32"), "xu": target.xu_ops_per_s, "smem": target.smem_bytes_per_s,
+        "l2": target.l2_bytes_per_s, "dram": target.dram_bytes_per_s, "issue": target.issue_warps_per_s,
+        "link": target.link_bytes_per_s,
     }  # fmt: skip
 
 

@@ -102,10 +102,10 @@ def _predicted_activity(prediction: Prediction, conditions: Conditions) -> Activ
     return _activity(columns.works, prediction.on, every).take(row)
 
 
-def _same(one: Calls, other: Calls) -> bool:
-    if one.choices != other.choices or one.lists or other.lists:
+def _same(first: Calls, second: Calls) -> bool:
+    if first.choices != second.choices or first.lists or second.lists:
         return False
-    return all(np.array_equal(column, other[name], equal_nan=True) for name, column in one.numbers.items())
+    return all(np.array_equal(column, second[name], equal_nan=True) for name, column in first.numbers.items())
 
 
 def capped(gpu: Gpu) -> bool:
@@ -119,7 +119,7 @@ def with_cap(gpu: Gpu, watts: float | None) -> Gpu:
         return gpu
     model = power_model(gpu)
     if model is None:
-        raise KernelcastError(f"nothing measured tells what {gpu.id} draws: leave `power_cap` out")
+        raise KernelcastError(f"there is no power model for {gpu.id}: leave `power_cap` out")
     if not model.lowest_w <= watts <= gpu.power_w:
         raise KernelcastError(
             f"`power_cap` {watts:g}: {gpu.id} takes a limit from {math.ceil(model.lowest_w):,} W (what it draws at its "

@@ -3,7 +3,7 @@ predictor that it corrects.
 
 For each family it holds the measured calls as the family's prior sees them (``prior.py``), and a weight for each: what
 the errors of those calls, together, say of any other call. ``kernelcast.collect.calibrate`` fits them. Whole runs, in
-which single calls were not measured, add *scales*: one factor for each sort of kernel that they can tell apart.
+which single calls were not measured, add *scales*: one factor for each group of kernels that runs can distinguish.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from kernelcast.machine.analyse import PIPELINES, Analysis, Score, summed
 from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.results import SEEN
 
-_TOLD = ("dtype", "kv_dtype", "phase", "stack")  # choices that whole runs can tell apart
+_TOLD = ("dtype", "kv_dtype", "phase", "stack")  # choices that whole runs can distinguish
 _OF_ERROR = 1.606  # the reach of an 80% interval over the mean error, of normal errors
 _TENSOR = PIPELINES.index("tensor")
 _BYTES = tuple(PIPELINES.index(name) for name in ("dram", "launch"))
 
 
 def scale_keys(family: str, choices: Mapping[str, str | None], works: Sequence[Analysis]) -> dict[str, Doubles]:
-    """What whole runs tell apart, and how much of each call it is: 'attention bf16 decode vllm'; of what has no phase,
+    """The groups of kernels that whole runs distinguish, and the share of each call in them: 'attention bf16 decode vllm'; of what has no phase,
     'gemm bf16 vllm, tensor' and '..., bytes', by what limits the call (shares of the squares of both limits, so that
     there is no jump). A family's ops are learned together, and scaled together."""
     parts = {name: choices.get(name) for name in _TOLD}
     if parts["kv_dtype"] == parts["dtype"]:
         parts["kv_dtype"] = None
-    name = " ".join([family, *(str(word) for word in parts.values() if word is not None)])
+    name = " ".join([family, *(str(value) for value in parts.values() if value is not None)])
     moved = summed([work.limits for work in works])[_BYTES, :].max(axis=0)
     tensor = summed([work.limits[_TENSOR] * (1 - work.padding) for work in works])  # tiles jump, what is asked does not
     if parts["phase"] is not None or not tensor.any():
@@ -123,7 +123,7 @@ _SEEN = 0.25  # of the variance of the error: a call of which less is left count
 _STRIDE = 64  # blocks at a time: kernels of these stay in the CPU's cache
 
 
-def words_of(question: PredictorInput) -> Mapping[str, str | None]:
+def categorical_inputs(question: PredictorInput) -> Mapping[str, str | None]:
     """The choices by which calls share errors: of their configuration in full."""
     return {**(question.match.configuration or question.choices), "op": question.kernel.op}
 
@@ -148,7 +148,7 @@ class FamilyCalibration:
     position: Floats  # (points, features) calls that it knows, as the prior places them
     leaning: Floats
     groups: tuple[tuple[str, str, str], ...]  # format, stack and configuration of points
-    code: Codes  # (points,) index in words
+    code: Codes  # (points,) index of the group
     weights: Floats  # (points,)
     few: Codes  # points that say how sure a correction is
     factor: Floats  # the inverse of the Cholesky factor of their covariance
@@ -332,7 +332,7 @@ def _check_shapes(family: FamilyCalibration) -> None:
     if any(array.shape != shape for array, shape in shapes):
         raise ValueError("arrays do not fit together")
     if any(len(group) != 3 for group in family.groups):
-        raise ValueError("a point has a format, a stack and a kind")
+        raise ValueError("a point has a format, a stack and a configuration")
     for codes, limit in ((family.code, len(family.groups)), (family.few, count)):
         if len(codes) and not 0 <= codes.min() <= codes.max() < limit:
             raise ValueError("a point of no group")
@@ -372,7 +372,7 @@ class Calibrated:
         family = self.calibration.families.get(question.kernel.family)
         if family is None:
             return before
-        features, width, choices = question.features, width_of(before), words_of(question)
+        features, width, choices = question.features, width_of(before), categorical_inputs(question)
         leaning = np.log(before.time_s / features.estimate_s)
         error, left, most = family.correction(features.names, features.values, leaning, choices)
         low, high = family.reach(choices)

@@ -64,7 +64,7 @@ class Conditions:
     model with many layers, 1 the same call again and again with whatever L2 kept. ``input_rotation``: the same of its
     activations, which the kernel before has just made (1) unless a benchmark takes others each time. ``without`` leaves
     limits out, which only physics can answer. ``predictor``: learned, generic, or a baseline. ``calibration``:
-    measurements of the GPU that is asked about, as a file of `kernelcast calibrate` or loaded.
+    measurements of the target GPU, as a file of `kernelcast calibrate` or loaded.
     """
 
     rotation: float = np.inf
@@ -88,7 +88,7 @@ class Conditions:
         if self.calibration is None:
             return
         if self.without:
-            raise KernelcastError("a limit left out asks physics alone, which a calibration does not correct")
+            raise KernelcastError("without a limit the forecast is analytical, which a calibration does not correct")
         if isinstance(self.calibration, str | Path):
             object.__setattr__(self, "calibration", load_calibration(self.calibration))
         assert isinstance(self.calibration, Calibration)

@@ -22,7 +22,7 @@ from kernelcast.ops.base import Calls, Configuration, Kernel
 from kernelcast.ops.work import Array
 
 Rows = NDArray[np.intp]
-Change = tuple[str, str | None, str | None]  # a choice's name, as asked, as answered
+Change = tuple[str, str | None, str | None]  # a parameter, the requested value, the value used
 # Stacks that a call could mean where none is named, the first that was measured; None: a kernel by itself.
 USUAL_STACKS = (None, "vllm", "sglang", "trtllm", "torch", "flashinfer", "nccl")
 FIXED = ("phase", "mask", "lengths", "filters", "config", "absorbed")  # a call of another of these has other numbers
@@ -94,7 +94,7 @@ class MeasuredConfiguration:
 class EvidenceMatch:
     """The evidence of a configuration: what was measured that is nearest to it, and what lies between the two."""
 
-    configuration: Configuration  # as asked, with defaults filled in
+    configuration: Configuration  # as requested, with defaults filled in
     filled: tuple[Change, ...] = ()  # what was not given, or given by another name
     entry: MeasuredConfiguration | None = None
     network_gpu: str | None = None  # the GPU that the networks are given
@@ -228,10 +228,10 @@ class Evidence:
         return frozenset(gpu(name).compute_capability for name in self.gpus)
 
     def substitution(
-        self, name: str, asked: str | None, answered: str | None, dtype: str | None = None
+        self, name: str, requested: str | None, used: str | None, dtype: str | None = None
     ) -> Substitution:
         """What it costs to take one choice for another: of this pair, else of the choice in this format, or in any."""
-        for key in (f"{name} {asked} {answered}", f"{name}, {dtype}", name):
+        for key in (f"{name} {requested} {used}", f"{name}, {dtype}", name):
             if key in self.substitutions:
                 return self.substitutions[key]
         return UNMEASURED.get(name, UNKNOWN_FIXED if name in FIXED else UNKNOWN)
@@ -269,7 +269,7 @@ class Evidence:
         return [match if match.configuration["stack"] is None else _wider(match, any_stack) for match in matches]
 
     def _nearest(
-        self, kernel: type[Kernel], asked: Configuration, given: Configuration, target: Gpu, nearest_gpu: str
+        self, kernel: type[Kernel], requested: Configuration, given: Configuration, target: Gpu, nearest_gpu: str
     ) -> tuple[float, list[EvidenceMatch]]:
         """The measured configurations that the fewest and cheapest substitutions lie between, and what they cost."""
         full = kernel.with_defaults(given, target)
@@ -284,7 +284,7 @@ class Evidence:
         for index, (entry, changes, fills, cost) in enumerate(self._differences(kernel, full, open_choices)):
             ranked.append((round(cost + gpu_cost[entry.gpu], 6), fills, -entry.calls, index, changes))
         if not ranked:
-            return 0.0, [EvidenceMatch(full, _filled(asked, full), distance=2)]
+            return 0.0, [EvidenceMatch(full, _filled(requested, full), distance=2)]
         least = min(cost for cost, *_ in ranked)
 
         def order(each: tuple[float, bool, int, int, list[Change]]) -> tuple[bool, bool, int, int]:
@@ -308,7 +308,7 @@ class Evidence:
             matches.append(
                 EvidenceMatch(
                     configuration=configuration,
-                    filled=_filled(asked, configuration),
+                    filled=_filled(requested, configuration),
                     entry=entry,
                     network_gpu=nearest_gpu if known else entry.gpu,
                     substituted=substituted,

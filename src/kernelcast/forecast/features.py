@@ -163,7 +163,7 @@ def _behind(others: Array, leader: Array) -> Array:
 
 
 def gpu_features(gpu: Gpu) -> dict[str, float]:
-    """Numbers that are the same for every call on a GPU, so that they tell it by name."""
+    """Features that are the same for every call on a GPU, so they identify it."""
     shares = sustained_shares(gpu)[:, 0]
     values = (
         float(shares[PIPELINES.index("tensor")]),

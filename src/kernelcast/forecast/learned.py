@@ -50,7 +50,7 @@ def nearest_measured_gpu(target: Gpu, measured: Sequence[str]) -> Gpu:
 
 
 def clock_shift(sibling: Gpu, target: Gpu) -> float:
-    """What the networks learned of ``kin`` has its power limit in it: long matrix products run at a lower clock there.
+    """What the networks learned of ``sibling`` includes its power limit: long GEMMs run at a lower clock there.
 
     The log of how much less the target's clock is lowered (below 0) or more; 0 where that was not measured on both.
     """
@@ -62,7 +62,7 @@ def clock_shift(sibling: Gpu, target: Gpu) -> float:
 
 
 def format_shift(sibling: Gpu, target: Gpu, dtype: str | None) -> float:
-    """The same for a format: what ``kin`` sustains in it, against 16 bits, is in what the networks learned; the log of
+    """The same for a format: what ``sibling`` sustains in it, against 16 bits, is in what the networks learned; the log of
     how much less the target sustains of it (above 0) or more; 0 where that was not measured on both."""
     if sibling.id == target.id or dtype is None:
         return 0.0
@@ -77,13 +77,13 @@ def format_shift(sibling: Gpu, target: Gpu, dtype: str | None) -> float:
 
 def distance(gpu_a: Gpu, gpu_b: Gpu) -> float:
     """How unlike two GPUs are: the factors between their main numbers, as logs; DRAM's counts twice, because it
-    tells a data-centre part with HBM from a card with GDDR. The rate of matrix products tells an H20 from an H100."""
+    separates data-centre parts with HBM from cards with GDDR. The GEMM rate separates an H20 from an H100."""
     numbers = ("dram_bytes_per_s", "dram_bytes_per_s", "sm_count", "l2_bytes", "power_w", "mfu_flops_per_s")
     return float(sum(abs(np.log(getattr(gpu_a, name) / getattr(gpu_b, name))) for name in numbers))
 
 
 def with_gpu_features(names: Sequence[str], values: Floats, sibling: Gpu, target: Gpu) -> Floats:
-    """The features that name a GPU as they are on ``kin``: half a name would be worse than none.
+    """The features that identify a GPU, with the values of ``sibling``: a mix of two identities is worse than none.
 
     The launch floor is such a name too: it is the shortest kernel that somebody measured there. Where it is the bound,
     the distance to the bound moves with it.
@@ -102,8 +102,8 @@ def with_gpu_features(names: Sequence[str], values: Floats, sibling: Gpu, target
 
 
 def architecture_distance(gpu_a: Gpu, gpu_b: Gpu) -> float:
-    """How little the kernels of one GPU tell of another's: steps between their instruction paths, and the log of the
-    factor between their DRAM rates, which tells HBM from GDDR."""
+    """Dissimilarity of two GPUs: steps between their instruction paths, and the log ratio of their DRAM rates, which
+    separates HBM from GDDR."""
     paths = abs(_PATH_PLACES[gpu_a.instruction_path] - _PATH_PLACES[gpu_b.instruction_path])
     return paths + abs(float(np.log(gpu_a.dram_bytes_per_s / gpu_b.dram_bytes_per_s)))
 
@@ -144,8 +144,8 @@ class FamilyWeights:
     spreads: Mapping[str, Spread]  # by support
     about: Mapping[str, Any]  # version, data hash, rows, sources
     evidence: Evidence = field(default_factory=Evidence)
-    prior: Prior | None = None  # how errors on GPUs that were left out hang together; None: too few were measured
-    nameless: bool = False  # ask only the networks that know no GPU by name
+    prior: Prior | None = None  # covariance of residuals on held-out GPUs; None: too few were measured
+    nameless: bool = False  # use only the networks fitted without GPU identity
     _asked: dict[Any, list[Gpu]] = field(default_factory=dict, compare=False, repr=False)  # looked up before
 
     def estimate(self, question: PredictorInput) -> Estimate:
@@ -204,7 +204,7 @@ class FamilyWeights:
         choices: Mapping[str, str | None],
         encoded: Floats | None = None,
     ) -> NDArray[np.float64]:
-        """As if the target were ``kin``, but for what its own numbers say of its clock and formats."""
+        """As if the target were ``sibling``, corrected for the target's clocks and formats."""
         named = (
             self.encoder.numbers(with_gpu_features(self.encoder.names, values, sibling, target))
             if encoded is None

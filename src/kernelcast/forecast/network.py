@@ -87,7 +87,7 @@ class Encoder:
     def _inverse(self) -> Floats:
         return (1 / self.scale).astype(np.float32)
 
-    def word_columns(self) -> dict[str, tuple[int, ...]]:
+    def category_columns(self) -> dict[str, tuple[int, ...]]:
         """Input columns of each choice's one-hot code."""
         columns: dict[str, tuple[int, ...]] = {}
         start = len(self.names)
@@ -100,15 +100,15 @@ class Encoder:
         """Input columns that are 1 for these choices."""
         positions = []
         for name, columns in self._columns.items():
-            word = choices.get(name)
-            if word in columns:
-                positions.append(columns[word])
+            value = choices.get(name)
+            if value in columns:
+                positions.append(columns[value])
         return positions
 
     @lazy
     def _columns(self) -> dict[str, dict[str | None, int]]:
         """The input column of each option, by the choice's name."""
-        return {name: dict(zip(self.vocabulary[name], at, strict=True)) for name, at in self.word_columns().items()}
+        return {name: dict(zip(self.vocabulary[name], at, strict=True)) for name, at in self.category_columns().items()}
 
 
 def in_panels(weight: Floats) -> Floats:

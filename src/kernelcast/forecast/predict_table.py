@@ -45,7 +45,7 @@ def predict_table(
     """Add predicted_us, low_us, high_us, ceiling_us, bound_us, bound_by, support and the evidence to a table.
 
     evidence_calls: measured calls of this configuration; evidence_error: mean error on those that no fit saw, as a
-    share; answered_as: the choices that were filled in or substituted, empty where the call was answered as asked.
+    share; answered_as: the choices that were filled in or substituted, empty where nothing was.
 
     ``table``: columns by name (lists or arrays; a pandas or Polars frame or an Arrow table will do): ``op``, the
     op's parameters, ``dtype``, and, unless ``target`` is given, ``gpu``. An empty cell means not given. A bad
@@ -273,7 +273,7 @@ class CallTable:
     """Calls whose sizes are columns, from many launches: every different one gets a row."""
 
     count: int = 0
-    _kinds: dict[tuple[Any, ...], dict[Any, int]] = field(default_factory=dict)  # of a kind: sizes -> row
+    _kinds: dict[tuple[Any, ...], dict[Any, int]] = field(default_factory=dict)  # of a configuration: sizes -> row
 
     def add(self, call: Call) -> NDArray[np.intp]:
         """The row of each entry of the call's columns."""
@@ -319,8 +319,8 @@ class CallTable:
         for (op, choices, sizes, lists), known in self._kinds.items():
             rows = np.fromiter(known.values(), dtype=np.intp, count=len(known))
             columns["op"][rows] = op
-            for name, word in choices:
-                columns.setdefault(name, np.full(self.count, None, dtype=object))[rows] = word
+            for name, value in choices:
+                columns.setdefault(name, np.full(self.count, None, dtype=object))[rows] = value
             raw = b"".join(key[0] for key in known) if lists else b"".join(known)
             for name, values in zip(sizes, np.frombuffer(raw).reshape(len(known), len(sizes)).T, strict=True):
                 columns.setdefault(name, np.full(self.count, np.nan))[rows] = values
@@ -337,10 +337,10 @@ _UNITS = {"milliseconds": 1e3, "seconds": 1e6}
 _WITHIN = 30.0  # kernels take 1 to 30 times their bound: a unit explains a time that is right but for its factor
 
 
-def add_too_fast(columns: Mapping[str, NDArray[Any]], latency_us: NDArray[np.float64], chip: Gpu, bad: BadRows) -> None:
+def add_too_fast(columns: Mapping[str, NDArray[Any]], latency_us: NDArray[np.float64], gpu: Gpu, bad: BadRows) -> None:
     """Name the rows whose time is below half of their bound with all of L2 warm, each with the likely reason."""
     plain = {name: column for name, column in columns.items() if name not in ROTATIONS}
-    results, _ = predict_columns(plain, chip, _WARM)
+    results, _ = predict_columns(plain, gpu, _WARM)
     with np.errstate(invalid="ignore"):  # rows that are no calls have no bound
         too_fast = latency_us < FACTOR * results["bound_us"]
     most = bool(too_fast.mean() > 0.5)
@@ -349,7 +349,7 @@ def add_too_fast(columns: Mapping[str, NDArray[Any]], latency_us: NDArray[np.flo
 
 
 def _message(latency_us: float, bound_us: float, most: bool) -> str:
-    """One text for rows of one reason, so that they are told of together."""
+    """One text for all rows with the same reason."""
     for unit, factor in _UNITS.items():
         if most and bound_us <= latency_us * factor <= bound_us * _WITHIN:
             return f"measured in {unit}? times are microseconds, and these are below what the hardware allows"

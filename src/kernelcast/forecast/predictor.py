@@ -116,7 +116,7 @@ class Predictor(Protocol):
 
     def what_if_spread(self, family: str) -> tuple[float, float] | None:
         """How far below and above (logs) a what-if may be off, beyond what it changes; None: a method of its own, which
-        is asked about the changed GPU as it is about any other."""
+        predicts the changed GPU like any other."""
         ...
 
 
@@ -220,6 +220,6 @@ def _sustained(field: str, target: Gpu) -> float:
 def _sibling_mean(field: str, compute_capability: str, architecture: str) -> float:
     """Mean over the measured GPUs of its compute capability; else of its architecture; else over all."""
     known = [g for g in map(gpu, gpu_ids()) if getattr(g, field) is not None]
-    kin = [g for g in known if g.compute_capability == compute_capability]
-    kin = kin or [g for g in known if g.architecture == architecture] or known
-    return float(np.mean([getattr(g, field) for g in kin]))
+    siblings = [g for g in known if g.compute_capability == compute_capability]
+    siblings = siblings or [g for g in known if g.architecture == architecture] or known
+    return float(np.mean([getattr(g, field) for g in siblings]))

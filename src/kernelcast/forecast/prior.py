@@ -1,4 +1,4 @@
-"""How the errors of forecasts on one GPU hang together, learned from GPUs that were left out of a fit.
+"""Prior covariance of the residuals on one GPU, learned from GPUs held out of a fit.
 
 An error is the log of measured over predicted time, in units of the width that the forecast gives itself. It has
 *biases* (of all calls, of a format, of a stack, of a configuration), a *leaning* (too much or too little of what the
@@ -35,9 +35,9 @@ _PLAIN_METRIC = 0.75  # over the root of the number of features: two calls at ra
 
 def sharers(choices: Mapping[str, str | None]) -> tuple[str, str, str]:
     """The format, the stack and the configuration of a call by its choices."""
-    given = {name: word for name, word in sorted(choices.items()) if word is not None}
+    given = {name: value for name, value in sorted(choices.items()) if value is not None}
     form = " ".join(f"{name}={given[name]}" for name in _FORMAT if name in given)
-    return form, str(given.get("stack", "")), " ".join(f"{name}={word}" for name, word in given.items())
+    return form, str(given.get("stack", "")), " ".join(f"{name}={value}" for name, value in given.items())
 
 
 def matern(squared: NDArray[Any]) -> NDArray[Any]:
@@ -106,17 +106,17 @@ class Prior:
         positions = (aligned(names, values, self.names) - self.mean) / self.scale
         return np.clip(positions, -_FARTHEST, _FARTHEST).astype(np.float64)
 
-    def covariance(self, one: CallPoints, other: CallPoints, setting: PriorScales = AS_LEARNED) -> Doubles:
+    def covariance(self, first: CallPoints, second: CallPoints, setting: PriorScales = AS_LEARNED) -> Doubles:
         """Of the errors of two sets of calls, without noise."""
         form, stack, configuration = (
-            (getattr(one, name)[:, None] == getattr(other, name)[None, :]).astype(np.float64)
+            (getattr(first, name)[:, None] == getattr(second, name)[None, :]).astype(np.float64)
             for name in ("format", "stack", "configuration")
         )
         gates = (1.0, form, stack, configuration)
         shared = sum(share * gate for share, gate in zip(self.biases, gates, strict=True))
-        shared = shared + self.leaning * np.outer(one.leaning, other.leaning)
+        shared = shared + self.leaning * np.outer(first.leaning, second.leaning)
         local = sum(
-            share * gate * matern(self._squared(one, other, part) / setting.length**2)
+            share * gate * matern(self._squared(first, second, part) / setting.length**2)
             for part, (share, gate) in enumerate(zip(self.smooth, (1.0, form, configuration), strict=True))
         )
         return np.asarray(setting.biases * shared + setting.smooth * local)
@@ -126,8 +126,8 @@ class Prior:
         shared = sum(self.biases) + self.leaning * calls.leaning**2
         return np.asarray(setting.biases * shared + setting.smooth * sum(self.smooth))
 
-    def _squared(self, one: CallPoints, other: CallPoints, part: int) -> Doubles:
-        left, right = one.position * self.metric[part], other.position * self.metric[part]
+    def _squared(self, first: CallPoints, second: CallPoints, part: int) -> Doubles:
+        left, right = first.position * self.metric[part], second.position * self.metric[part]
         return np.sum(left**2, axis=1)[:, None] + np.sum(right**2, axis=1) - 2 * left @ right.T
 
     def to_dict(self) -> tuple[dict[str, Floats], dict[str, Any]]:

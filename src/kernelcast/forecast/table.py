@@ -83,12 +83,12 @@ def grouped(columns: Columns, target: Gpu | None, bad: BadRows) -> Iterator[tupl
 
 
 def _named(name: str, find: Callable[[str], T]) -> Callable[[str | None], T]:
-    def found(text: str | None) -> T:
+    def parsed(text: str | None) -> T:
         if text is None:
             raise KernelcastError(f"{name} is empty")
         return find(text)
 
-    return found
+    return parsed
 
 
 def _resolved(

@@ -88,7 +88,7 @@ def _names() -> dict[str, str]:
 
 
 def _normalised(name: str) -> str:
-    """'NVIDIA H200' and 'h200' alike: lower case, no vendor words, no punctuation."""
+    """'NVIDIA H200' and 'h200' alike: lower case, no vendor names, no punctuation."""
     parts = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
     return "".join(w for w in parts if w not in ("nvidia", "tesla", "amd", "instinct", "geforce"))
 

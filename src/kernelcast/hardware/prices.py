@@ -30,7 +30,7 @@ class Price:
 
 def read_prices(path: Path | None = None, given: Sequence[str] = (), kind: str = "on_demand") -> dict[str, Price]:
     """Prices by GPU id: of the file (None: the one that ships), with pairs like ``h100_sxm=2.5`` in place of its
-    numbers. A GPU without a price of this kind is left out: none is estimated from the other kind."""
+    numbers. A GPU without a price of this type is left out: none is estimated from the other type."""
     if kind not in KINDS:
         raise unknown("kind of price", kind, KINDS)
     path = path or SHIPPED
@@ -49,7 +49,7 @@ def read_prices(path: Path | None = None, given: Sequence[str] = (), kind: str =
 
 
 def _of_gpu(path: Path, name: str, entry: object) -> dict[str, Price]:
-    """Prices of one GPU by kind. A table without kinds is one price for all of them."""
+    """Prices of one GPU by type. A table without types is one price for both."""
     if isinstance(entry, Mapping) and entry and set(entry) <= set(KINDS):
         return {kind: _price(path, f"{name}.{kind}", values) for kind, values in entry.items()}
     return dict.fromkeys(KINDS, _price(path, name, entry))

@@ -65,7 +65,7 @@ class Candidates:
     without: Collection[str] = ()
 
     def __getitem__(self, name: str) -> Number:
-        """A number by its name, as scores ask for it."""
+        """A quantity by its name, for scores."""
         value: Number = getattr(self, name)
         return value
 
@@ -178,7 +178,7 @@ def _each(name: str) -> lazy[Array]:
 
 @dataclass(frozen=True, eq=False)
 class RankedCandidates:
-    """The best candidates of each call, (ranks, calls), best first: what is asked of all of them, at once."""
+    """The best candidates of each call, (ranks, calls), best first."""
 
     candidates: Candidates
     candidate: NDArray[np.intp]

@@ -48,10 +48,10 @@ class Rotation:
     def part(self, rows: slice | NDArray[np.intp]) -> Rotation:
         """Those of some of the calls."""
 
-        def cut(column: Any) -> Any:
+        def rows_of(column: Any) -> Any:
             return column[rows] if isinstance(column, np.ndarray) else column
 
-        return Rotation(cut(self.weights), cut(self.inputs), cut(self.beside_bytes))
+        return Rotation(rows_of(self.weights), rows_of(self.inputs), rows_of(self.beside_bytes))
 
     def of_each(self, works: Works) -> list[Rotation]:
         """Of each kernel of a call: the others' weights pass between two uses of its own."""
@@ -204,12 +204,12 @@ def _of_calls(values: Number) -> Number:
 
 
 def _absent(demand: Number) -> bool:
-    """Nobody asks for this pipeline: then it costs no time to say so."""
+    """No demand on this pipeline: no time."""
     return not isinstance(demand, np.ndarray) and demand == 0
 
 
 def _inverse(rate: float) -> float:
-    """1 / rate; a unit that the GPU lacks and nobody asks for (rate 0) costs nothing."""
+    """1 / rate; a unit that the GPU lacks (rate 0) costs nothing without demand."""
     return 1 / rate if rate else 0.0
 
 

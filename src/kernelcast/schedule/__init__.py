@@ -1,4 +1,4 @@
-"""Work laid out in time: kernels on streams, the host that launches them, links and power; and what they add up to."""
+"""Schedules: kernels on streams, the host that launches them, links and power, and their totals."""
 
 from kernelcast.schedule.breakdown import EvidenceSummary, KernelTime, Memory, Share, joined, shares
 from kernelcast.schedule.timeline import Event, Host, Lane, Timeline, host, host_ids

@@ -43,9 +43,9 @@ class KernelTime:
         return cls(phase, launch.part, time.interval * count, count, time.bound_by, time.support, network, time.match)
 
     @classmethod
-    def beside(cls, phase: str, part: str, span: Interval, bound_by: str, support: str = "seen") -> KernelTime:
+    def beside(cls, phase: str, part: str, interval: Interval, bound_by: str, support: str = "seen") -> KernelTime:
         """Time that no kernel takes: waiting for the host, a lowered clock."""
-        return cls(phase, part, span, 0.0, bound_by, support)
+        return cls(phase, part, interval, 0.0, bound_by, support)
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ class EvidenceSummary:
 
     @property
     def text(self) -> str:
-        """'1,204,880 calls of 14 kinds; 3.4% off on those left out; 88% of the time seen, 12% near'."""
+        """'1,204,880 calls of 14 configurations; held-out error 3.4%; of the time 88% seen, 12% near'."""
         measured = len({id(match.entry) for match, _ in self.configurations if match.entry})
-        off = f"; {100 * self.error:.1f}% off on those left out" if self.error is not None else ""
+        off = f"; {100 * self.error:.1f}% held-out error" if self.error is not None else ""
         levels = ", ".join(f"{share:.0%} {level}" for level, share in self.support.items())
-        return f"{self.calls:,} calls of {measured} kinds{off}; of the time {levels}"
+        return f"{self.calls:,} calls of {measured} configurations{off}; of the time {levels}"
 
     @property
     def changes(self) -> list[str]:

@@ -81,7 +81,7 @@ class NetBaseline:
         return cls({family: FamilyNet.from_arrays(family, arrays, members) for family, members in families})
 
 
-def words_of(question: PredictorInput) -> dict[str, str]:
+def categorical_inputs(question: PredictorInput) -> dict[str, str]:
     """What a network may know by name: the originals have one model a kernel, so library and stack are words too."""
     named = {name: question.calls.choice(name) for name in ("dtype", "backend", "stack")}
     return {"op": question.kernel.op, **{name: str(choice) for name, choice in named.items() if choice is not None}}

@@ -25,7 +25,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
-from kernelcast_lab.baselines.family_net import NetBaseline, sigmoid, words_of
+from kernelcast_lab.baselines.family_net import NetBaseline, sigmoid, categorical_inputs
 from kernelcast_lab.baselines.roofline import plain_estimate, roofline_s
 
 PIPES = ("tensor", "fma", "xu", "smem", "l2", "dram", "issue")
@@ -55,7 +55,7 @@ class Pipeweave(NetBaseline):
         if net is None:
             return plain_estimate(roofline_s(question), question)
         result = inputs(question)
-        efficiency = sigmoid(net(result.values, words_of(question))[:, 0])
+        efficiency = sigmoid(net(result.values, categorical_inputs(question))[:, 0])
         return plain_estimate(result.theoretical_s / np.maximum(efficiency, LEAST_EFFICIENCY), question)
 
 

@@ -19,7 +19,7 @@ from kernelcast.forecast.network import Encoder, Floats
 from kernelcast.forecast.predictor import PredictorInput
 from kernelcast.ops import REGISTRY
 from kernelcast_lab.baselines import Roofline, neusight, pipeweave
-from kernelcast_lab.baselines.family_net import FamilyNet, words_of
+from kernelcast_lab.baselines.family_net import FamilyNet, categorical_inputs
 from kernelcast_lab.baselines.roofline import bytes_s
 from kernelcast_lab.fit import dataset
 from kernelcast_lab.fit.dataset import Columns
@@ -47,7 +47,7 @@ def fit_pipeweave(
     for question, latency_s in questions(columns, family, rows):
         result.append(pipeweave.inputs(question))
         efficiency.append(result[-1].theoretical_s / latency_s)
-        choices.append((words_of(question), len(latency_s)))
+        choices.append((categorical_inputs(question), len(latency_s)))
     known, inputs = _encoded(result[0].names, np.concatenate([part.values for part in result]), choices)
     target = np.clip(np.concatenate(efficiency), pipeweave.LEAST_EFFICIENCY, 1 - pipeweave.LEAST_EFFICIENCY)
     truth = _floats(target)
@@ -77,7 +77,7 @@ def fit_neusight(
         tiles.append([neusight.tiles(phase, question.gpu) for phase in tiled])
         rests.append(sum((bytes_s(phase, question.gpu) for phase in others), start=np.zeros(len(latency_s))))
         times.append(latency_s)
-        choices.append(words_of(question))
+        choices.append(categorical_inputs(question))
     depth = max(map(len, tiles))
     for result in tiles:  # an op with fewer kernels repeats its last one with nothing to do
         result += [replace(result[-1], roofline_s=np.zeros_like(result[-1].roofline_s))] * (depth - len(result))

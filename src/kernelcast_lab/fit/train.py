@@ -47,7 +47,9 @@ def encoder(names: tuple[str, ...], values: Floats, deviation: NDArray[Any], cho
 
 def codes_of(choices: Columns, encoder: Encoder) -> NDArray[np.int64]:
     """(rows, word names) input column of each word; -1 where it is not given or not known."""
-    places = {name: dict(zip(encoder.vocabulary[name], at, strict=True)) for name, at in encoder.word_columns().items()}
+    places = {
+        name: dict(zip(encoder.vocabulary[name], at, strict=True)) for name, at in encoder.category_columns().items()
+    }
     codes = [
         np.fromiter((where.get(choice, -1) for choice in choices[name]), dtype=np.int64, count=len(choices[name]))
         for name, where in places.items()
@@ -129,7 +131,7 @@ class _Rows:
     def __init__(self, data: Dataset, encoder: Encoder, recipe: Training, role: Kind) -> None:
         numbers = encoder.numbers(data.values)
         self.numbers = on_device(numbers if role == "main" else without_gpu(encoder, numbers))
-        names = list(encoder.word_columns())
+        names = list(encoder.category_columns())
         choices = {name: data.word(name) for name in names}
         self.codes = on_device(codes_of(choices, encoder) - len(encoder.names)) if role != "ceiling" else None
         self.eager = on_device(np.asarray(data.word("stack") == EAGER, dtype=bool))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
 from kernelcast.forecast import Predictor, PredictorInput
-from kernelcast.forecast.calibration import LEAST_WIDTH, REACH, words_of
+from kernelcast.forecast.calibration import LEAST_WIDTH, REACH, categorical_inputs
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, aligned
 from kernelcast.forecast.predict import CHUNK_CALLS, by_configuration, predictor_input
@@ -154,7 +154,7 @@ def _estimates(
                     family=kernel.family,
                     names=features.names,
                     values=features.values,
-                    shared=(sharers(words_of(inputs)),),
+                    shared=(sharers(categorical_inputs(inputs)),),
                     code=np.zeros(len(at), dtype=np.intp),
                     leaning=np.log(estimate.time_s / features.estimate_s),
                     time_s=estimate.time_s,
