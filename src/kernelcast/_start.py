@@ -44,7 +44,7 @@ def _raise(signum: int, frame: object) -> None:
 
 
 def _again(lost: Any) -> None:
-    """An exception that nobody could catch (Python reports it and continues): an interrupt is raised again a little later."""
+    """An exception that nobody could catch (Python reports it and continues): an interrupt is raised again later."""
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
         return

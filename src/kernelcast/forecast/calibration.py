@@ -29,17 +29,17 @@ from kernelcast.machine.analyse import PIPELINES, Analysis, Score, summed
 from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.results import SEEN
 
-_TOLD = ("dtype", "kv_dtype", "phase", "stack")  # choices that whole runs can distinguish
+_DISTINGUISHED = ("dtype", "kv_dtype", "phase", "stack")  # choices that whole runs can distinguish
 _OF_ERROR = 1.606  # the reach of an 80% interval over the mean error, of normal errors
 _TENSOR = PIPELINES.index("tensor")
 _BYTES = tuple(PIPELINES.index(name) for name in ("dram", "launch"))
 
 
 def scale_keys(family: str, choices: Mapping[str, str | None], works: Sequence[Analysis]) -> dict[str, Doubles]:
-    """The groups of kernels that whole runs distinguish, and the share of each call in them: 'attention bf16 decode vllm'; of what has no phase,
+    """Groups of kernels that runs distinguish, and each call's share: 'attention bf16 decode vllm'; without a phase,
     'gemm bf16 vllm, tensor' and '..., bytes', by what limits the call (shares of the squares of both limits, so that
     there is no jump). A family's ops are learned together, and scaled together."""
-    parts = {name: choices.get(name) for name in _TOLD}
+    parts = {name: choices.get(name) for name in _DISTINGUISHED}
     if parts["kv_dtype"] == parts["dtype"]:
         parts["kv_dtype"] = None
     name = " ".join([family, *(str(value) for value in parts.values() if value is not None)])

@@ -62,7 +62,7 @@ def clock_shift(sibling: Gpu, target: Gpu) -> float:
 
 
 def format_shift(sibling: Gpu, target: Gpu, dtype: str | None) -> float:
-    """The same for a format: what ``sibling`` sustains in it, against 16 bits, is in what the networks learned; the log of
+    """The same for a format: the networks learned what ``sibling`` sustains in it, against 16 bits; the log of
     how much less the target sustains of it (above 0) or more; 0 where that was not measured on both."""
     if sibling.id == target.id or dtype is None:
         return 0.0

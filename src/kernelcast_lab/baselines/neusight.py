@@ -23,7 +23,7 @@ from kernelcast.forecast.predictor import Estimate, PredictorInput
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Analysis
 from kernelcast.ops.work import Array
-from kernelcast_lab.baselines.family_net import FamilyNet, NetBaseline, sigmoid, categorical_inputs
+from kernelcast_lab.baselines.family_net import FamilyNet, NetBaseline, categorical_inputs, sigmoid
 from kernelcast_lab.baselines.roofline import FMA, TENSOR, bytes_s, memory_bound_s, plain_estimate, roofline_s
 
 # Products, attention, MoE; "memory" is element-wise ops, softmax and norms. NeuSight calls any other op memory-bound.

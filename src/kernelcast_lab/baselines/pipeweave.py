@@ -25,7 +25,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
-from kernelcast_lab.baselines.family_net import NetBaseline, sigmoid, categorical_inputs
+from kernelcast_lab.baselines.family_net import NetBaseline, categorical_inputs, sigmoid
 from kernelcast_lab.baselines.roofline import plain_estimate, roofline_s
 
 PIPES = ("tensor", "fma", "xu", "smem", "l2", "dram", "issue")
