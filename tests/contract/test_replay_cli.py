@@ -106,7 +106,7 @@ def test_calibration_as_data(run: Run, slow: Path) -> None:
         (("{bench}", "--calibrate-on", "stage:0"), "has no stages"),
         (("{unnamed}",), "does not name its model: give --model"),
         (("{stranger}",), "calls its model 'my-model', which is not known"),
-        (("{bench}", "--server", "{other}"), "is no file of `kernelcast replay --calibrate`"),
+        (("{bench}", "--server", "{other}"), "is not a file of `kernelcast replay --calibrate`"),
     ],
 )
 def test_refusals_are_one_line(run: Run, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

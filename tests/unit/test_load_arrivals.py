@@ -162,7 +162,7 @@ def test_bad_arrivals_are_one_line() -> None:
     ]:
         with pytest.raises(KernelcastError, match=said):
             arrivals(*words, vllm_draws(0))
-    with pytest.raises(KernelcastError, match=r"kind of arrivals 'poison' .*poisson"):
+    with pytest.raises(KernelcastError, match=r"arrival process 'poison' .*poisson"):
         arrivals(1, 1.0, vllm_draws(0), "poison")
     with pytest.raises(KernelcastError, match="take gamma"):
         arrivals(1, 1.0, vllm_draws(0), burstiness=2)

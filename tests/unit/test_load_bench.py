@@ -48,7 +48,7 @@ def refused(path: Path) -> str:
 
 def test_a_detailed_result_has_the_load_that_was_sent(tmp_path: Path) -> None:
     bench = read_bench(write(tmp_path / "r.json", {**VLLM, **DETAIL}))
-    assert (bench.kind, bench.exact) == ("vllm", True)
+    assert (bench.benchmark, bench.exact) == ("vllm", True)
     assert bench.load.arrivals_s.tolist() == [0, 0.5, 1]  # in order, without the one that failed
     assert (bench.load.inputs.tolist(), bench.load.outputs.tolist()) == ([100, 400, 200], [3, 2, 3])
     assert bench.ttft_s is not None and bench.ttft_s.tolist() == [0.1, 0.4, 0.2]
@@ -128,7 +128,7 @@ def test_sglang_has_other_names_for_the_same(tmp_path: Path) -> None:
     path = tmp_path / "sglang_1101_20_1000_100.jsonl"
     path.write_text(json.dumps(SGLANG) + "\n")
     bench = read_bench(path)
-    assert (bench.kind, bench.exact, bench.load.max_concurrency) == ("sglang", False, 8)
+    assert (bench.benchmark, bench.exact, bench.load.max_concurrency) == ("sglang", False, 8)
     assert (bench.metrics["mean_e2el_ms"], bench.metrics["p99_e2el_ms"]) == (900.0, 1200.0)
     assert bench.metrics["total_token_throughput"] == 1650.0
     assert bench.server["model"] == "Qwen/Qwen3-8B" and bench.server["max_num_seqs"] == 64
@@ -204,7 +204,7 @@ def folder_of_reports(folder: Path) -> Path:
 
 def test_reports_without_requests_are_made_again_by_stage(tmp_path: Path) -> None:
     bench = read_bench(folder_of_reports(tmp_path))
-    assert (bench.kind, bench.exact, bench.server) == ("inference-perf", False, {"model": "org/model"})
+    assert (bench.benchmark, bench.exact, bench.server) == ("inference-perf", False, {"model": "org/model"})
     assert bench.load.arrivals_s.tolist() == [0, 1, 2, 2.25, 2.5, 2.75]
     assert bench.load.stages is not None and bench.load.stages.tolist() == [0, 0, 1, 1, 1, 1]
     assert set(bench.load.inputs) == {200} and set(bench.load.outputs) == {10}
@@ -257,7 +257,7 @@ def test_a_table_of_served_requests(tmp_path: Path) -> None:
     engine = {"model": "org/m", "tensor_parallel_size": 4, "max_num_seqs": 128, "max_model_len": None}
     write(tmp_path / "run_meta.json", {"model": "org/m", "vllm_version": "0.19.0", "engine_kwargs": engine})
     bench = read_bench(path)
-    assert (bench.kind, bench.exact, bench.load.ids) == ("requests", True, ("a", "b"))
+    assert (bench.benchmark, bench.exact, bench.load.ids) == ("requests", True, ("a", "b"))
     assert bench.ttft_s is not None and bench.ttft_s.tolist() == [0.25, 0.5]
     assert bench.e2el_s is not None and bench.e2el_s.tolist() == [0.25, 1.5]
     assert bench.metrics["mean_ttft_ms"] == 375 and bench.metrics["mean_tpot_ms"] == 250  # of those with more than one

@@ -50,7 +50,7 @@ def test_our_own_layout_in_csv_jsonl_and_parquet(tmp_path: Path) -> None:
         assert (trace.layout, load.ids, load.max_concurrency) == ("kernelcast", ("a", "b"), 3)
         assert load.arrivals_s.tolist() == [0.5, 1]  # as written: the clock is the file's
         assert (load.inputs.tolist(), load.outputs.tolist(), load.shared) == ([10, 20], [2, 3], ())
-        assert trace.told() == ""
+        assert trace.problems() == ""
 
 
 def test_names_of_other_simulators(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_burstgpt_has_failures(tmp_path: Path) -> None:
     assert "line 3: Response tokens must be a whole number of tokens from 1 on, not 0; `skip_bad`" in said(path)
     trace = read_trace(path, skip_bad=True)
     assert trace.layout == "burstgpt" and trace.load().arrivals_s.tolist() == [0, 113]
-    assert trace.told().startswith("1 row left out (1 x Response tokens must be")
+    assert trace.problems().startswith("1 row left out (1 x Response tokens must be")
 
 
 def test_prefixes_and_sessions_of_our_layout(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_bad_row_is_named_by_its_line_or_skipped_and_counted(tmp_path: Path, r
     trace = read_trace(path, skip_bad=True, max_context=100)
     assert trace.inputs.tolist() == [10, 10, 11]
     (count,) = trace.skipped.values()
-    assert count == 2 and trace.told().startswith("2 rows left out (2 x ")
+    assert count == 2 and trace.problems().startswith("2 rows left out (2 x ")
 
 
 def test_a_line_counts_blank_ones_and_a_cell_may_have_several(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_times_out_of_order_are_an_error_or_sorted(tmp_path: Path) -> None:
     assert "line 4: this request arrives 2 s before the one in front of it; `skip_bad` sorts them" in said(path)
     trace = read_trace(path, skip_bad=True)
     assert trace.inputs.tolist() == [1, 3, 4, 2, 5]
-    assert (trace.moved, trace.told()) == (2, "2 rows put in order of arrival")
+    assert (trace.moved, trace.problems()) == (2, "2 rows put in order of arrival")
 
 
 def test_lines_that_are_no_rows(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_trace_without_times_takes_a_rate(tmp_path: Path) -> None:
         ({"request_rate": 1.0, "seed": -1}, "`seed` must be a whole number"),
         ({"request_rate": 1.0, "input_len": 0}, "from 1 on, not 0"),
         ({"request_rate": 1.0, "arrivals": "constant", "burstiness": 2.0}, "`burstiness` is of gamma arrivals"),
-        ({"request_rate": 1.0, "arrivals": "odd"}, "unknown kind of arrivals 'odd'"),
+        ({"request_rate": 1.0, "arrivals": "odd"}, "unknown arrival process 'odd'"),
         ({"request_rate": 1.0, "pause_s": 0.0}, "`arrivals` bursty takes them: leave out `pause_s`"),
         ({"stages": "1x5", "request_rate": 1.0}, "`stages` gives the rates: leave out `request_rate`"),
         ({"stages": "1x5", "num_prompts": 5}, "`stages` gives the number of requests: leave out `num_prompts`"),

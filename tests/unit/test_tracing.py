@@ -55,7 +55,7 @@ class Images(nn.Module):
 
 
 def names(found: Trace, phase: str | None = None) -> list[str]:
-    return [op.name for op in found.ops if op.kind == "kernel" and phase in (None, op.phase)]
+    return [op.name for op in found.ops if op.op_type == "kernel" and phase in (None, op.phase)]
 
 
 def test_every_op_of_forward_backward_and_optimizer_is_seen() -> None:

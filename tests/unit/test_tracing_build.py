@@ -122,7 +122,7 @@ def test_cache_and_logits_are_as_asked_and_told(tmp_path: Path) -> None:
     def last(**asked: Any) -> tuple[dict[str, Any], tuple[int, ...], int]:
         built = build(TraceRequest(path, seq=8, **asked))
         found = run(built, asked.get("mode", "inference"))
-        head = next(op for op in found.ops if op.module == "lm_head" and op.kind == "kernel")
+        head = next(op for op in found.ops if op.module == "lm_head" and op.op_type == "kernel")
         kept = sum(op.name == "cat" and op.module.endswith("self_attn") for op in found.ops)
         return built.summary, head.outputs[0].shape[-2:], kept
 

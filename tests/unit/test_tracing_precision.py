@@ -50,7 +50,7 @@ def test_bytes_a_parameter(dtype: torch.dtype, precision: str, optimizer: str, b
 
 
 def test_a_mixed_step_reads_narrow_gradients_updates_masters_and_writes_copies() -> None:
-    update, copy = (op for op in traced(torch.bfloat16, "mixed").phase("optimizer") if op.kind == "kernel")
+    update, copy = (op for op in traced(torch.bfloat16, "mixed").phase("optimizer") if op.op_type == "kernel")
     assert (update.name, copy.name) == ("_fused_adamw_", "_foreach_copy_")
     assert [{x.dtype for x in one} for one in update.arguments[:4]] == [{"fp32"}, {"bf16"}, {"fp32"}, {"fp32"}]
     assert [{x.dtype for x in one} for one in copy.arguments[:2]] == [{"bf16"}, {"fp32"}]
@@ -60,7 +60,7 @@ def test_a_mixed_step_reads_narrow_gradients_updates_masters_and_writes_copies()
 
 def test_any_other_optimizer_is_given_widened_gradients() -> None:
     found = traced(torch.bfloat16, "mixed", optimizer=lambda weights: torch.optim.RMSprop(weights, foreach=True))
-    names = [op.name for op in found.phase("optimizer") if op.kind == "kernel"]
+    names = [op.name for op in found.phase("optimizer") if op.op_type == "kernel"]
     assert names[0] == names[-1] == "_foreach_copy_"
     assert len(names) > 3
 

@@ -127,7 +127,7 @@ def test_whole_inputs_on_meta_answer_yes_and_no_but_not_how_many() -> None:
 
 
 def kernels(found: Trace) -> list[str]:
-    return [op.name for op in found.ops if op.kind == "kernel"]
+    return [op.name for op in found.ops if op.op_type == "kernel"]
 
 
 def test_a_known_mask_is_looked_up_on_the_gpu_before_it_chooses() -> None:

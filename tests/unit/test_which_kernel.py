@@ -242,7 +242,7 @@ def contradictions() -> dict[KernelChoice, list[str]]:
     assert len(run) > 100
     found: dict[KernelChoice, list[str]] = {}
     for (stack, place, op, dtype, kv_dtype), backends in run.items():
-        said = kernel_choice(stack, gpu(place), op, dtype, kv_dtype, own=True)
+        said = kernel_choice(stack, gpu(place), op, dtype, kv_dtype, exact_stack=True)
         if said and said.backend and said.backend not in backends:
             found.setdefault(said, []).append(f"{place} {dtype} {kv_dtype}: {dict(backends)}")
     return found

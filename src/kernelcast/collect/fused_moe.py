@@ -32,11 +32,11 @@ _RIGHT = 1e-2  # relative error against float32 that is still rounding
 @triton.jit(do_not_specialize=["pairs"])
 def _count(expert_of_pair, counts, pairs, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
     expert = tl.program_id(0)
-    found = tl.zeros((CHUNK,), dtype=tl.int32)
+    matches = tl.zeros((CHUNK,), dtype=tl.int32)
     for start in range(0, pairs, CHUNK):
         pair = start + tl.arange(0, CHUNK)
-        found += (tl.load(expert_of_pair + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(found))
+        matches += (tl.load(expert_of_pair + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(matches))
 
 
 @triton.jit(do_not_specialize=["pairs", "block_m"])
@@ -49,22 +49,22 @@ def _sort(  # type: ignore[no-untyped-def]
     count = tl.load(counts + every, mask=every < experts, other=0)
     padded = (count + block_m - 1) // block_m * block_m
     first = tl.sum(tl.where(every < expert, padded, 0))
-    own = tl.sum(tl.where(every == expert, count, 0))
-    own_padded = tl.sum(tl.where(every == expert, padded, 0))
+    rows = tl.sum(tl.where(every == expert, count, 0))
+    padded_count = tl.sum(tl.where(every == expert, padded, 0))
     seen = 0
     for start in range(0, pairs, CHUNK):
         pair = start + tl.arange(0, CHUNK)
         hit = (tl.load(expert_of_pair + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
         tl.store(pair_of_row + first + seen + tl.cumsum(hit, 0) - 1, pair, mask=hit > 0)
         seen += tl.sum(hit)
-    for start in range(own, own_padded, CHUNK):
+    for start in range(rows, padded_count, CHUNK):
         row = start + tl.arange(0, CHUNK)
-        tl.store(pair_of_row + first + row, pairs, mask=row < own_padded)
-    for start in range(0, own_padded // block_m, CHUNK):
+        tl.store(pair_of_row + first + row, pairs, mask=row < padded_count)
+    for start in range(0, padded_count // block_m, CHUNK):
         block = start + tl.arange(0, CHUNK)
-        tl.store(expert_of_block + first // block_m + block, expert, mask=block < own_padded // block_m)
+        tl.store(expert_of_block + first // block_m + block, expert, mask=block < padded_count // block_m)
     if expert == experts - 1:
-        tl.store(padded_rows, first + own_padded)
+        tl.store(padded_rows, first + padded_count)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ SOURCE = "kernelcast"  # of what this project measures
 VERSION = 1  # of the schema, kept in each file
 METADATA_KEY = "kernelcast_measurements"  # of a Parquet file
 _THREADS = 2
-SQL_OF_KIND = {"size": "BIGINT", "real": "DOUBLE", "flag": "BOOLEAN", "choice": "VARCHAR", "lengths": "VARCHAR"}
+SQL_TYPES = {"size": "BIGINT", "real": "DOUBLE", "flag": "BOOLEAN", "choice": "VARCHAR", "lengths": "VARCHAR"}
 
 # Beside the parameters of the ops, dtype and stack among them.
 # gpu: id in the catalogue. version: of the stack. kernel_source: the kernel as the source names it.
@@ -49,7 +49,7 @@ def parameter_types(ops: Iterable[str] | None = None) -> dict[str, str]:
     types = {"dtype": "VARCHAR", "stack": "VARCHAR"}
     for op in sorted(REGISTRY) if ops is None else sorted(set(ops)):
         for name, spec in parameters_of(kernel_class(op)).items():
-            types[name] = _joined(name, types.get(name), SQL_OF_KIND[spec.type])
+            types[name] = _joined(name, types.get(name), SQL_TYPES[spec.type])
     return types
 
 
@@ -67,7 +67,7 @@ def columns_of(ops: Iterable[str] | None = None) -> dict[str, str]:
     return {"op": "VARCHAR", **parameter_types(ops), **IDENTITY, **NUMBERS}
 
 
-def is_word(sql_type: str) -> bool:
+def is_text(sql_type: str) -> bool:
     return sql_type == "VARCHAR"
 
 
@@ -105,7 +105,7 @@ def write_rows(
     if not rows:
         raise KernelcastError(f"nothing was measured: {path} is not written")
     columns = {
-        name: np.array([row.get(name) for row in rows], dtype=object if is_word(sql) else np.float64)
+        name: np.array([row.get(name) for row in rows], dtype=object if is_text(sql) else np.float64)
         for name, sql in types.items()
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -167,8 +167,8 @@ def _new(properties: GpuProperties, path: Path) -> GpuDraft:
     draft = draft.given("not told by the driver: as the boost clock", clock_base_hz=board.sm_mhz * 1e6)
     if board.memory_mhz and board.memory_bits:
         rate = 2 * board.memory_mhz * 1e6 * board.memory_bits / 8
-        told_bus = f"{by_driver}: {board.memory_bits} bits at {board.memory_mhz:g} MHz, double data rate"
-        draft = draft.given(told_bus, dram_bytes_per_s=rate)
+        memory_bus = f"{by_driver}: {board.memory_bits} bits at {board.memory_mhz:g} MHz, double data rate"
+        draft = draft.given(memory_bus, dram_bytes_per_s=rate)
     else:
         draft = draft.given("not told by the driver: to be replaced by what is read", dram_bytes_per_s=1e12)
     ports = base_values(base)["l2_bytes_per_clk_sm"] * properties.sm_count

@@ -269,14 +269,14 @@ def launch_bound(call: CallMetrics) -> Reason | None:
     )
 
 
-def idle(idle_us: float, span_us: float) -> Reason | None:
+def idle(idle_us: float, duration_us: float) -> Reason | None:
     """The whole run: the GPU has nothing to do because the host is late with launches."""
-    if not span_us or idle_us / span_us < IDLE_SHARE:
+    if not duration_us or idle_us / duration_us < IDLE_SHARE:
         return None
     return Reason(
         "launch-bound",
         idle_us,
-        f"the GPU waits {idle_us / span_us:.0%} of the time for the host",
+        f"the GPU waits {idle_us / duration_us:.0%} of the time for the host",
         "a CUDA graph, torch.compile, or a larger batch; profiling itself slows the host down",
     )
 

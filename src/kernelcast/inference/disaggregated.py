@@ -363,15 +363,15 @@ def _kv_transfer(pools: DisaggregatedDeployment, batch: Inference) -> KvTransfer
     return KvTransfer(fabric, each, busiest, time, sending, receiving, kernel)
 
 
-def _wider(span: Interval) -> Interval:
+def _wider(interval: Interval) -> Interval:
     """With what a deployment is off beyond its kernels, an independent error."""
-    more = Interval(0.0, -_BEYOND * span.value, _BEYOND * span.value)
-    return independent([span, more])
+    more = Interval(0.0, -_BEYOND * interval.value, _BEYOND * interval.value)
+    return independent([interval, more])
 
 
-def _rate(requests: float, span: Interval) -> Interval:
+def _rate(requests: float, interval: Interval) -> Interval:
     """Requests a second: the fewest where it takes longest."""
-    return Interval(requests / span.value, requests / span.high, requests / span.low)
+    return Interval(requests / interval.value, requests / interval.high, requests / interval.low)
 
 
 def _least(*rates: Interval) -> Interval:

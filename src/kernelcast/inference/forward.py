@@ -109,20 +109,20 @@ def _pre_norm(ctx: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
         yield ctx.launch(
             "residual", "mhc_pre", count, tokens=ctx.tokens, hidden=ctx.model.hidden, mult=residual.streams
         )
-        yield from ctx.elementwise("norms", layer.norms.kind, count, **sizes)
+        yield from ctx.elementwise("norms", layer.norms.op, count, **sizes)
         return
     if isinstance(residual, BlockResiduals):  # on average half of the blocks are behind
         blocks = -(-ctx.model.layer_count // residual.layers)
         yield from ctx.elementwise(
             "residual", "pointwise", count, **sizes, reads=1.0 + blocks / 2, tensors=2.0 + blocks / 2
         )
-    yield from ctx.norm(layer.norms.kind, count)
+    yield from ctx.norm(layer.norms.op, count)
 
 
 def _post_norm(ctx: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
     """A norm after attention or MLP (Gemma), and the update of residual streams."""
     if layer.norms.behind:
-        yield from ctx.elementwise("norms", layer.norms.kind, count, rows=ctx.tokens, cols=ctx.model.hidden)
+        yield from ctx.elementwise("norms", layer.norms.op, count, rows=ctx.tokens, cols=ctx.model.hidden)
     residual = ctx.model.residual
     if isinstance(residual, HyperConnections):
         yield ctx.launch(

@@ -238,10 +238,10 @@ def _columns(results: BatchResults) -> dict[str, NDArray[Any]]:
         columns[name] = getattr(results, name)
     count, memory = len(results.workloads), results.memory
     columns |= {"memory_bytes": memory.used_bytes, "available_bytes": np.full(count, memory.available_bytes)}
-    words = {"bound_by": results.shares.bound_by, "support": results.shares.support} if results.passes else {}
+    texts = {"bound_by": results.shares.bound_by, "support": results.shares.support} if results.passes else {}
     for name in ("bound_by", "support"):
         columns[name] = np.full(count, None, dtype=object)
-        columns[name][results.answered] = words[name][results.answered] if words else None
+        columns[name][results.answered] = texts[name][results.answered] if texts else None
     columns["refused"] = np.full(count, None, dtype=object)
     for at, error in results.refused.items():
         columns["refused"][at] = str(error)
@@ -339,9 +339,9 @@ def faster_kernels(inference: Inference) -> list[FasterKernel]:
         except KernelcastError:  # one of them is refused: it could not be had
             continue
         times_s = {other: inference.times[other].interval.value for other in others}
-        best, own_s = min(times_s, key=times_s.__getitem__), inference.times[call].interval.value
-        if own_s > _FAR * times_s[best]:
-            faster.append(FasterKernel(phase, call, own_s, best, times_s[best]))
+        best, used_s = min(times_s, key=times_s.__getitem__), inference.times[call].interval.value
+        if used_s > _FAR * times_s[best]:
+            faster.append(FasterKernel(phase, call, used_s, best, times_s[best]))
     return faster
 
 

@@ -150,19 +150,21 @@ def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> 
     )
 
 
-def workload_memory(deployment: Deployment, asked: RequestColumns) -> Memory:
+def workload_memory(deployment: Deployment, requests: RequestColumns) -> Memory:
     """Of many batches: columns, one entry a batch. Weights and cache of a draft model lie beside."""
 
     def held(deployment: Deployment) -> Memory:
-        cache = asked.total(cache_bytes(deployment, asked.inputs + asked.outputs))
-        return _held(deployment, cache, asked.total(asked.inputs - asked.cached), asked.chunk, asked.batch)
+        cache = requests.total(cache_bytes(deployment, requests.inputs + requests.outputs))
+        return _held(
+            deployment, cache, requests.total(requests.inputs - requests.cached), requests.chunk, requests.batch
+        )
 
     memory = held(deployment)
-    parts = {name: np.broadcast_to(size, asked.count).copy() for name, size in memory.parts.items()}
-    for draft, members in asked.drafts():
+    parts = {name: np.broadcast_to(size, requests.count).copy() for name, size in memory.parts.items()}
+    for draft, members in requests.drafts():
         beside = held(draft)
         for name in ("weights", "cache"):
-            parts[name][members] += np.broadcast_to(beside[name], asked.count)[members]
+            parts[name][members] += np.broadcast_to(beside[name], requests.count)[members]
     return replace(memory, parts=parts)
 
 

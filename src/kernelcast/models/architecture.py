@@ -17,7 +17,7 @@ from kernelcast.models.layers import (
     HyperConnections,
     Layer,
     LayerRun,
-    NormKind,
+    NormOp,
     Norms,
     SelfAttention,
     norm_weights,
@@ -81,8 +81,8 @@ class Architecture:
     layers: tuple[LayerRun, ...]
     tied_embeddings: bool  # the head reuses the embedding's weights; it still costs a matrix product
     max_context: int  # tokens
-    final_norm: NormKind | None
-    embedding_norm: NormKind | None = None  # over the sum of embeddings (BERT)
+    final_norm: NormOp | None
+    embedding_norm: NormOp | None = None  # over the sum of embeddings (BERT)
     learned_positions: int = 0  # rows of a learned position table; 0: rope
     token_types: int = 0  # rows of the segment table (BERT)
     head: Head = "lm"

@@ -65,7 +65,7 @@ def hub_name(name_or_path: str | os.PathLike[str]) -> str:
     tuned = _TUNED.search(text.strip().lower())
     if tuned is None or _TUNED.search(known.lower()):
         return known
-    return known + "".join(f"-{word if len(word) < 3 else word.title()}" for word in tuned[0].split("-")[1:])
+    return known + "".join(f"-{part if len(part) < 3 else part.title()}" for part in tuned[0].split("-")[1:])
 
 
 @functools.cache

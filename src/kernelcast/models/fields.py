@@ -41,7 +41,7 @@ ONE_NORM = Norms("rmsnorm", 1)  # a layer of one part
 # files of these types may leave num_key_value_heads out: as many as query heads, by their config classes
 KV_HEADS_AS_QUERY = ("llama", "olmo2", "olmo3", "olmoe", "phi3")
 # head_dim of these types is not hidden / heads: it has to be in the file
-OWN_HEAD_DIM = (
+EXPLICIT_HEAD_DIM = (
     "falcon_h1", "gemma2", "gemma3_text", "gemma4_text", "glm4_moe", "gpt_oss", "llama4_text", "minimax_m2",
     "minimax_m3_vl_text", "ministral3", "nemotron_h", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
     "qwen3_next",
@@ -206,7 +206,7 @@ class Family:
     mixer: Callable[[Fields], Mixer | Sequence[Mixer | None]]
     mlp: Callable[[Fields], Mlp | Sequence[Mlp | None]]
     norms: Norms | Callable[[Fields], Norms] = RMSNORMS
-    kind: Literal["decoder", "encoder"] = "decoder"
+    architecture: Literal["decoder", "encoder"] = "decoder"
     position_offset: int | None = None  # rows of a learned position table before position 0; None: rope
     residual: Callable[[Fields], HyperConnections | BlockResiduals | None] | None = None
     mtp_layers: Callable[[Fields, list[Layer]], list[Layer]] | None = None  # None: one like the last
@@ -249,7 +249,7 @@ def attention(
     not; ``norm_key``: whether queries and keys are normed."""
     q_heads = f.count("num_attention_heads", "n_head")
     keys = ("head_dim", "attention_head_dim") if f.model_type == "nemotron_h" else ("head_dim",)
-    head_dim = f.count(*keys) if f.model_type in OWN_HEAD_DIM else f.count_or_none("head_dim")
+    head_dim = f.count(*keys) if f.model_type in EXPLICIT_HEAD_DIM else f.count_or_none("head_dim")
     if head_dim is None:
         if hidden_size(f) % q_heads:
             raise f.refuse(f"hidden_size {hidden_size(f)} does not divide over {q_heads} heads; give 'head_dim'")

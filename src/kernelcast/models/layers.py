@@ -22,14 +22,14 @@ from kernelcast.models.recurrent import Kda, LinearAttention, Mamba2, RecurrentM
 
 __all__ = [
     "BlockResiduals", "BlockSparseAttention", "CompressedAttention", "Dense", "Experts", "HyperConnections", "Indexer",
-    "Kda", "LatentAttention", "Layer", "LayerRun", "LinearAttention", "Mamba2", "Mixer", "Mlp", "NormKind", "Norms",
+    "Kda", "LatentAttention", "Layer", "LayerRun", "LinearAttention", "Mamba2", "Mixer", "Mlp", "NormOp", "Norms",
     "Parallel", "QkNorm", "RecurrentMixer", "SelfAttention", "norm_weights",
 ]  # fmt: skip
 
-NormKind = Literal["rmsnorm", "layernorm"]
+NormOp = Literal["rmsnorm", "layernorm"]
 
 
-def norm_weights(norm: NormKind, width: int, shift: bool = True) -> int:
+def norm_weights(norm: NormOp, width: int, shift: bool = True) -> int:
     """A layernorm has a scale and, mostly, a shift; an rmsnorm only a scale."""
     return 2 * width if norm == "layernorm" and shift else width
 
@@ -147,7 +147,7 @@ class Norms:
     """The norms over the hidden width in one layer: 2 in most models, 4 in Gemma (before and after each sublayer), 7 in
     Gemma 4 with experts (beside a dense block, each with norms), 1 where a layer is one sublayer."""
 
-    kind: NormKind
+    op: NormOp
     count: int
     shift: bool = True  # a layernorm's; Cohere's has a scale alone
 
@@ -157,7 +157,7 @@ class Norms:
         return self.count >= 4
 
     def weights(self, hidden: int) -> int:
-        return self.count * norm_weights(self.kind, hidden, self.shift)
+        return self.count * norm_weights(self.op, hidden, self.shift)
 
 
 @dataclass(frozen=True)

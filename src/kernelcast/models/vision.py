@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelcast.models.fields import Fields
-from kernelcast.models.layers import NormKind, norm_weights
+from kernelcast.models.layers import NormOp, norm_weights
 
 _CHANNELS = 3
 
@@ -26,7 +26,7 @@ class VisionEncoder:
     inter: int
     gated: bool  # of its feed-forward part
     activation: str
-    norm: NormKind
+    norm: NormOp
     patch: int  # pixels of a side
     weights: int
     merge: int = 1  # patches of a side that become one token of the text model
@@ -53,7 +53,7 @@ class VisionEncoder:
         return ((self.window or 0) // self.patch) ** 2
 
 
-def _layers(v: Fields, norm: NormKind = "layernorm", gated: bool = False, bias: bool = True,
+def _layers(v: Fields, norm: NormOp = "layernorm", gated: bool = False, bias: bool = True,
             activation: str = "gelu_pytorch_tanh") -> VisionEncoder:  # fmt: skip
     """The layers alone: attention with four square matrices, a feed-forward block, two norms."""
     sizes = v.counts(

@@ -29,7 +29,7 @@ ALGORITHMS = ("ring", "tree", "one_shot", "two_shot", "in_switch", "by_node")
 _NODE_GPUS = 8.0  # of HGX, DGX and most servers: one port each
 _NETWORKS = ("ib",)  # how links between nodes are called
 
-_OWN = "own"  # the GPU's link, in configurations
+_GPU_LINK = "own"  # the GPU's link, in configurations
 _THREADS = 512.0
 _NCCL_CTAS = 32.0  # channels; NCCL 2.2x uses 16 to 32 within a node
 _DIRECT_CTAS = 36.0  # vLLM custom_all_reduce.cuh: more contend for the link
@@ -96,14 +96,14 @@ class _Collective(Kernel):
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
         """A call that names no link uses the GPU's link, not whichever was measured."""
-        return {**super().configuration(calls), "fabric": calls.choice("fabric") or _OWN}
+        return {**super().configuration(calls), "fabric": calls.choice("fabric") or _GPU_LINK}
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """Evidence is of the GPU's link, unless another type is named."""
         named = configuration["fabric"]
-        native = named in (None, _OWN) or fabric_type(str(named)) == fabric_type(gpu.link_kind)
-        return {**configuration, "fabric": _OWN if native else named}
+        native = named in (None, _GPU_LINK) or fabric_type(str(named)) == fabric_type(gpu.link_kind)
+        return {**configuration, "fabric": _GPU_LINK if native else named}
 
     @classmethod
     def algorithms(cls, message: CollectiveMessage) -> list[Algorithm]:

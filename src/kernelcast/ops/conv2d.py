@@ -149,7 +149,7 @@ class Conv2d(Kernel):
         names = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
         for (name, filter_name), axis in zip(names, columns_by_axis(calls), strict=True):
             text = f"{filter_name} spans {{span:.0f}} pixels, more than the padded {name} {{padded:.0f}}"
-            broken += conflict(axis.spare < 0, text, {"span": axis.span, "padded": axis.spare + axis.span})
+            broken += conflict(axis.spare < 0, text, {"span": axis.extent, "padded": axis.spare + axis.extent})
         return broken
 
     @classmethod

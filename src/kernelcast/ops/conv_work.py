@@ -44,14 +44,14 @@ class Axis:
     dilation: Any
 
     @property
-    def span(self) -> Any:
+    def extent(self) -> Any:
         """Pixels that a filter covers."""
         return self.dilation * (self.kernel - 1) + 1
 
     @property
     def spare(self) -> Any:
         """Positions of the filter less one; negative: it does not fit."""
-        return self.length + 2 * self.padding - self.span
+        return self.length + 2 * self.padding - self.extent
 
     @property
     def outputs(self) -> Any:
@@ -347,10 +347,10 @@ class Direct:
 def direct_work(calls: Calls, sizes: ConvSizes, gpu: Gpu, direct: Direct, moved_bytes: Array) -> Work:
     """One thread per output; neighbours share what they read through L1."""
     in_pytorch, layout = depthwise_in_pytorch(calls, sizes), calls.choice("layout") or "nhwc"
-    (own_base, own_tap), (base, tap) = direct.instructions["pytorch"], direct.instructions[layout]
+    (pytorch_base, pytorch_tap), (base, tap) = direct.instructions["pytorch"], direct.instructions[layout]
     step = sizes.axes[1].stride * sizes.axes[2].stride
     cudnns = np.where(sizes.ordinary | (layout == "nchw"), tap * np.where(step > 1, _APART, 1.0), _GENERAL)
-    each = np.where(in_pytorch, own_base + own_tap * direct.taps, base + cudnns * direct.taps)
+    each = np.where(in_pytorch, pytorch_base + pytorch_tap * direct.taps, base + cudnns * direct.taps)
     work = vector_kernel(
         gpu,
         tasks=ceil_div(direct.outputs, _THREADS),

@@ -54,13 +54,13 @@ class Exchange(Kernel):
     @classmethod
     def exchange(cls, gpu: Gpu, calls: Calls, sent: RowsSent, tasks: Array, **more: Any) -> Work:
         """The kernel of ``tasks`` CTAs that moves the rows."""
-        tokens, own_bytes = calls["tokens"], calls["hidden"] * max(2.0, calls.dtype.act_bytes)  # before quantisation
-        moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
+        tokens, token_bytes = calls["tokens"], calls["hidden"] * max(2.0, calls.dtype.act_bytes)  # before quantisation
+        moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * token_bytes)
         return Work(
             tasks=tasks,
             l2_bytes=moved / tasks,
             other_warp_instructions=side_instructions(gpu, moved / tasks),
-            activation_bytes=tokens * (sent.rows * sent.row_bytes + own_bytes),
+            activation_bytes=tokens * (sent.rows * sent.row_bytes + token_bytes),
             link_bytes=sent.link_bytes(tokens, more.get("link", ""), gpu),
             **more,
         )
@@ -243,11 +243,11 @@ class _DeepEp(Exchange):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         sent, tokens, link = _sent(calls), calls["tokens"], calls.choice("fabric") or ""
         normal = calls.choice("mode") == "normal"
-        own_bytes = calls["hidden"] * max(2.0, calls.dtype.act_bytes)
+        token_bytes = calls["hidden"] * max(2.0, calls.dtype.act_bytes)
         # the normal kernels' SMs come in pairs; the others take all there are
         sms = np.minimum(calls["sms"], gpu.sm_count) if normal else np.full(calls.count, float(gpu.sm_count))
         rounds = np.ceil(tokens / np.maximum(np.floor(sms / 2), 1.0)) if normal else np.zeros(calls.count)
-        waits = cls.starts * _TOKEN_CYCLES + sent.rows * _RANK_CYCLES + cls.writes * own_bytes * _ADD_CYCLES_PER_BYTE
+        waits = cls.starts * _TOKEN_CYCLES + sent.rows * _RANK_CYCLES + cls.writes * token_bytes * _ADD_CYCLES_PER_BYTE
         work = cls.exchange(
             gpu,
             calls,

@@ -79,11 +79,11 @@ def _check(entry: KernelChoice) -> None:
 
 
 def kernel_choice(
-    stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, own: bool = False,
+    stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, exact_stack: bool = False,
     phase: str | None = None,
 ) -> KernelChoice | None:  # fmt: skip
     """The file's entry for a call. ``own``: only an entry of this stack, not one of any stack."""
-    return kernel_choices().find(stack, gpu, op, dtype, kv_dtype, own, phase)
+    return kernel_choices().find(stack, gpu, op, dtype, kv_dtype, exact_stack, phase)
 
 
 def stack_backend(op: str, configuration: Configuration, gpu: Gpu) -> str | None:
@@ -92,7 +92,7 @@ def stack_backend(op: str, configuration: Configuration, gpu: Gpu) -> str | None
     if stack is None:
         return None
     kv_dtype, phase = configuration.get("kv_dtype"), configuration.get("phase")
-    entry = kernel_choice(stack, gpu, op, dtype, kv_dtype, own=True, phase=phase)
+    entry = kernel_choice(stack, gpu, op, dtype, kv_dtype, exact_stack=True, phase=phase)
     return entry.backend if entry else None
 
 
@@ -108,7 +108,7 @@ def default_backend(op: str, gpu: Gpu, dtype: str, stack: str | None = None) -> 
 
 def served_experts(stack: str, gpu: Gpu, dtype: str) -> tuple[str, str | None]:
     """Format and backend of the measured kernel that a served model's experts run as."""
-    entry = kernel_choice(stack, gpu, "moe", dtype, own=True)
+    entry = kernel_choice(stack, gpu, "moe", dtype, exact_stack=True)
     if entry is None:
         return dtype, None
     return entry.served_dtype or dtype, entry.served_backend or entry.backend

@@ -81,18 +81,18 @@ def _update(
     step_cycles: float = STEP_CYCLES,
 ) -> Work:
     """Each parameter moves ``numbers`` values of its dtype and ``states`` others, in loads and stores of four."""
-    elements, tensors, own_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
+    elements, tensors, element_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
     chunks = chunks_of(calls)
     update = vector_kernel(
         gpu,
         tasks=chunks,
         threads=THREADS,
-        moved_bytes=elements * (numbers * own_bytes + states * state_bytes),
+        moved_bytes=elements * (numbers * element_bytes + states * state_bytes),
         flops=flops * elements,
         xu_ops=xu_ops * elements,
-        converted=elements * (numbers * (own_bytes < 4) + states * (state_bytes < 4)),
+        converted=elements * (numbers * (element_bytes < 4) + states * (state_bytes < 4)),
         warp_instructions=(numbers + states) * elements / VECTOR / gpu.warp_threads,
-        again_bytes=again_bytes(calls, elements * numbers * own_bytes, own_bytes)
+        again_bytes=again_bytes(calls, elements * numbers * element_bytes, element_bytes)
         + again_bytes(calls, elements * states * state_bytes, state_bytes),
         registers=48.0,
         steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),

@@ -113,8 +113,8 @@ class _Pool(ImageKernel):
         elif mode == "max" and back:
             tasks = planes * ceil_div(height * width, _THREADS)
         tiles = planes * depth * ceil_div(width, _VOLUME_TILE[0]) * ceil_div(height, _VOLUME_TILE[1])
-        of_place, of_window = _INSTRUCTIONS[mode, back, channels_last(calls) and mode == "avg"]
-        instructions = np.where(volume | last_maximum, 20.0 + 4 * window, of_place + of_window * window)
+        per_element, per_tap = _INSTRUCTIONS[mode, back, channels_last(calls) and mode == "avg"]
+        instructions = np.where(volume | last_maximum, 20.0 + 4 * window, per_element + per_tap * window)
         work = vector_kernel(
             gpu,
             tasks=np.where(volume, tiles, tasks),

@@ -14,7 +14,7 @@ MODES = ("nearest", "bilinear", "bicubic")
 _NEIGHBOURS = {"nearest": 1.0, "bilinear": 4.0, "bicubic": 16.0}  # inputs of an output
 _FLOPS = {"nearest": 0.0, "bilinear": 7.0, "bicubic": 60.0}
 # Of a thread for an output: the divisions that give its image, channel, row and column; more with channels last.
-_PLACE_INSTRUCTIONS = {"nchw": 47.0, "nhwc": 136.0}
+_OFFSET_INSTRUCTIONS = {"nchw": 47.0, "nhwc": 136.0}
 _NEIGHBOUR_INSTRUCTIONS, _LOOP_INSTRUCTIONS = 20.0, 4.0  # per input; where its offset is known from the last image
 _ATOMIC_INSTRUCTIONS = {"nchw": 110.0, "nhwc": 30.0}  # rows of a map are added to in the same words of 32 bits
 _THREADS = 1024.0
@@ -84,7 +84,7 @@ class Interpolate(_Interpolate):
             threads=_THREADS,
             a_thread=loops,
             moved_bytes=planes * (np.minimum(inputs, neighbours * outputs) + outputs) * element_bytes,
-            instructions=_PLACE_INSTRUCTIONS[calls.choice("layout")] / loops
+            instructions=_OFFSET_INSTRUCTIONS[calls.choice("layout")] / loops
             + (_LOOP_INSTRUCTIONS if through else _NEIGHBOUR_INSTRUCTIONS) * neighbours,
             flops=_FLOPS[mode],
             steps=loops,
@@ -103,7 +103,7 @@ class InterpolateBackward(_Interpolate):
         planes, inputs, outputs = cls._pixels(calls)
         mode, element_bytes = calls.choice("mode"), calls.dtype.act_bytes
         moved = planes * (inputs + outputs) * element_bytes
-        offsets = _PLACE_INSTRUCTIONS[calls.choice("layout")]
+        offsets = _OFFSET_INSTRUCTIONS[calls.choice("layout")]
         if mode == "nearest":
             met = np.maximum(1.0, outputs / inputs)
             # channels first, a thread loops over all images

@@ -63,13 +63,13 @@ class Topk(IndexedKernel):
         element_bytes = calls.dtype.act_bytes
         least = np.select([rows <= most for most, _ in _MULTI_BLOCK], [float(least) for _, least in _MULTI_BLOCK])
         shared = cols >= least
-        found_bytes = rows * k * (element_bytes + INDEX_BYTES)
+        topk_bytes = rows * k * (element_bytes + INDEX_BYTES)
         digits = int(8 * element_bytes / _BLOCK_BITS)
         select = _pass(gpu, rows, cols, element_bytes, rows * 256 * 2.0, shared)  # a histogram of 16 bits a digit
         join = _joined(gpu, rows, cols, shared)
-        gather = _pass(gpu, rows, cols, element_bytes, found_bytes, shared, _GATHER_INSTRUCTIONS, _SMALL_KERNELS)
-        alone = _alone(gpu, rows, cols, element_bytes, found_bytes, ~shared)
-        return (*(select, join) * digits, gather, alone, _sort(gpu, rows, k, found_bytes))
+        gather = _pass(gpu, rows, cols, element_bytes, topk_bytes, shared, _GATHER_INSTRUCTIONS, _SMALL_KERNELS)
+        alone = _alone(gpu, rows, cols, element_bytes, topk_bytes, ~shared)
+        return (*(select, join) * digits, gather, alone, _sort(gpu, rows, k, topk_bytes))
 
 
 def _pass(
@@ -120,7 +120,7 @@ def _joined(gpu: Gpu, rows: Array, cols: Array, runs: Mask) -> Work:
     return replace(paced(work, gpu, _PART_CYCLES), task_cycles=_COUNTS_CYCLES)
 
 
-def _alone(gpu: Gpu, rows: Array, cols: Array, element_bytes: float, found_bytes: Array, runs: Mask) -> Work:
+def _alone(gpu: Gpu, rows: Array, cols: Array, element_bytes: float, topk_bytes: Array, runs: Mask) -> Work:
     """One CTA per row: a pass per digit, then one for larger and one for equal elements."""
     passes = 8 * element_bytes / _WARP_BITS + 2
     elements = rows * cols
@@ -129,7 +129,7 @@ def _alone(gpu: Gpu, rows: Array, cols: Array, element_bytes: float, found_bytes
         gpu,
         tasks=rows,
         threads=threads,
-        moved_bytes=elements * element_bytes + found_bytes,
+        moved_bytes=elements * element_bytes + topk_bytes,
         again_bytes=(passes - 1) * elements * element_bytes,
         flops=passes * _DIGIT_FLOPS * elements,
         warp_instructions=passes * 5 * elements / gpu.warp_threads,  # a single load; a ballot and a count a digit
@@ -140,7 +140,7 @@ def _alone(gpu: Gpu, rows: Array, cols: Array, element_bytes: float, found_bytes
     return paced(work, gpu, _SEARCH_CYCLES)
 
 
-def _sort(gpu: Gpu, rows: Array, k: Array, found_bytes: Array) -> Work:
+def _sort(gpu: Gpu, rows: Array, k: Array, topk_bytes: Array) -> Work:
     """The k of each row in shared memory; a bitonic network has log(k) (log(k) + 1) / 2 levels of k/2 pairs."""
     padded = 2 ** np.ceil(np.log2(np.maximum(k, 2.0)))
     levels = np.log2(padded) * (np.log2(padded) + 1) / 2
@@ -149,7 +149,7 @@ def _sort(gpu: Gpu, rows: Array, k: Array, found_bytes: Array) -> Work:
         gpu,
         tasks=rows,
         threads=np.clip(padded / 2, gpu.warp_threads, MAX_THREADS),
-        moved_bytes=2 * found_bytes,  # in place
+        moved_bytes=2 * topk_bytes,  # in place
         flops=_SORT_FLOPS * pairs,
         smem_bytes=pairs * 2 * 2 * (4 + INDEX_BYTES),  # two keys with their indices, read and written
         smem_bytes_per_cta=np.minimum(padded * (4 + INDEX_BYTES), gpu.smem_bytes_per_cta),

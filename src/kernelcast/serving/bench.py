@@ -55,7 +55,7 @@ def _read(path: Path, seed: int) -> BenchResult:
     result, notes = _runs(path)
     if is_report(result):
         return read_report(path, seed=seed)
-    if isinstance(result, dict) and result_kind(result):
+    if isinstance(result, dict) and bench_format(result):
         return read_result(path, result, seed=seed, notes=notes)
     if path.suffix.lower() in ENDINGS:
         return read_served(path)
@@ -103,7 +103,7 @@ def read_served(path: Path) -> BenchResult:
         raise KernelcastError(f"{path}: {line_of(path, row)}: {', '.join(wanted)} must follow one another, not {times}")
     trace = read_trace(path, "kernelcast", skip_bad=True)  # sorted; bad rows are counted
     if trace.skipped:
-        raise KernelcastError(f"{path}: {trace.told()}")
+        raise KernelcastError(f"{path}: {trace.problems()}")
     order = np.argsort(sent, kind="stable")
     load, ttft, e2el = trace.load(), (first - sent)[order], (last - sent)[order]
     metrics = latencies_ms(load.outputs, ttft, e2el)
@@ -136,7 +136,7 @@ _TOTALS = (
 _LONG_RUN = "the file has no requests one by one (vLLM: --save-detailed; SGLang: --output-details): made again"
 
 
-def result_kind(result: Mapping[str, Any]) -> str:
+def bench_format(result: Mapping[str, Any]) -> str:
     """vllm, sglang, or '' for something else."""
     if "mean_e2e_latency_ms" in result or "sharegpt_output_len" in result:
         return "sglang"
@@ -145,7 +145,7 @@ def result_kind(result: Mapping[str, Any]) -> str:
 
 def read_result(path: Path, result: Mapping[str, Any], *, seed: int = 0, notes: tuple[str, ...] = ()) -> BenchResult:
     """One run."""
-    benchmark = result_kind(result)
+    benchmark = bench_format(result)
     server = server_settings({**result, **_server_info(result)})
     measured = {_name(key): value for key in result if _is_metric(key) and (value := _number(result[key])) is not None}
     if "total_throughput" in measured:
@@ -264,7 +264,7 @@ def _lengths(result: Mapping[str, Any], side: str, total: int, count: int, seed:
     """All alike, or spread as SGLang's random dataset spreads them: evenly from a share of the length to the length."""
     longest, ratio = _number(result.get(f"random_{side}_len")), _number(result.get("random_range_ratio"))
     random = str(result.get("dataset_name", "")).startswith("random")
-    if result_kind(result) == "sglang" and random and longest is not None and ratio is not None and ratio < 1:
+    if bench_format(result) == "sglang" and random and longest is not None and ratio is not None and ratio < 1:
         low = max(int(longest * ratio), 1)
         draws = np.random.default_rng([seed, side == "output"])
         return scaled_to(draws.integers(low, max(int(longest), low) + 1, size=count), total)

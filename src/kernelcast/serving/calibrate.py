@@ -73,31 +73,31 @@ class CalibratedServer:
         return self.service.pool.deployment.stack
 
 
-def calibration_requests(bench: BenchResult, asked: str | None) -> CalibrationRequests:
+def calibration_requests(bench: BenchResult, calibrate_on: str | None) -> CalibrationRequests:
     """The requests that ``calibrate_on`` names: a number of the first, ``stage:N``; None: all."""
     count = len(bench.load)
-    if asked is None:
+    if calibrate_on is None:
         return CalibrationRequests("all requests", np.ones(count, dtype=np.bool_), dict(bench.metrics))
-    word, _, number = asked.rpartition(":")
-    if word not in ("", "stage") or not number.isdigit():
+    prefix, _, number = calibrate_on.rpartition(":")
+    if prefix not in ("", "stage") or not number.isdigit():
         raise KernelcastError(
-            f"`calibrate_on` takes a number of requests or stage:N, as in 100 or stage:0, not {asked!r}"
+            f"`calibrate_on` takes a number of requests or stage:N, as in 100 or stage:0, not {calibrate_on!r}"
         )
     at = int(number)
-    if word == "stage":
+    if prefix == "stage":
         known = [] if bench.load.stages is None else np.unique(bench.load.stages).tolist()
         if at not in known:
             stages = f"stages {known[0]} to {known[-1]}" if known else "no stages"
-            raise KernelcastError(f"`calibrate_on` {asked}: {bench.path} has {stages}")
+            raise KernelcastError(f"`calibrate_on` {calibrate_on}: {bench.path} has {stages}")
         rows = np.asarray(bench.load.stages == at)
         return CalibrationRequests(f"stage {at}", rows, dict(stage_metrics(bench, known.index(at), rows)))
     if not _one_by_one(bench):
         raise KernelcastError(
-            f"`calibrate_on` {asked}: {bench.path} does not have the latencies of requests one by one "
+            f"`calibrate_on` {calibrate_on}: {bench.path} does not have the latencies of requests one by one "
             "(vLLM: --save-detailed)"
         )
     if not 0 < at <= count:
-        raise KernelcastError(f"`calibrate_on` {asked}: {bench.path} has {count:,} requests")
+        raise KernelcastError(f"`calibrate_on` {calibrate_on}: {bench.path} has {count:,} requests")
     rows = np.arange(count) < at
     return CalibrationRequests(f"first {at:,} requests", rows, measured(bench, rows))
 

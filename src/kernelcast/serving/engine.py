@@ -166,11 +166,11 @@ class Engine:
         """When each of the next steps ends, all ranks decoding."""
         decoding = max(rank.decoding for rank in self.ranks)
         context = max(rank.context_sum for rank in self.ranks)
-        own_s = self._host(decoding)
+        host_s = self._host(decoding)
         if most == 1:
-            return [self.times.decode(decoding, context, self.variant) + own_s]
+            return [self.times.decode(decoding, context, self.variant) + host_s]
         count, tokens_per_step = min(most, _MOST_STEPS), self.ranks[0].tokens_per_step
-        return np.cumsum(self.times.decodes(decoding, context, tokens_per_step, count, self.variant) + own_s)
+        return np.cumsum(self.times.decodes(decoding, context, tokens_per_step, count, self.variant) + host_s)
 
 
 def ranks_held(ranks: list[Scheduler]) -> bool:

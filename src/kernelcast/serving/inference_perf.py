@@ -186,10 +186,10 @@ def _made_again(path: Path, reports: Sequence[Any], config: Mapping[str, str], s
         start_s += count / rate
     numbers = np.repeat(np.arange(len(counts)), counts)
     if _has_groups(config):
-        asked = max(rates[0][0] - int(config["system_prompt_len"]), 1)
+        question_len = max(rates[0][0] - int(config["system_prompt_len"]), 1)
         prompts = shared_prefix(
             sum(counts), int(config["groups"]), int(config["users"]), int(config["system_prompt_len"]),
-            Lengths(asked), Lengths(rates[0][1]), np.random.default_rng(seed),
+            Lengths(question_len), Lengths(rates[0][1]), np.random.default_rng(seed),
         )  # fmt: skip
         return Load(np.concatenate(times), prompts.inputs, prompts.outputs, prompts.shared, stages=numbers)
     inputs, outputs = (np.repeat([pair[side] for pair in rates], counts) for side in (0, 1))
@@ -231,16 +231,16 @@ def _config(folder: Path) -> dict[str, str]:
         "system_prompt_len": r"system_prompt_len",
     }
     config = {}
-    for word, names in wanted.items():
+    for key, names in wanted.items():
         if hit := re.search(rf"^\s*(?:{names}):\s*['\"]?([^\s'\"#]+)", text, re.MULTILINE):
-            config[word] = hit.group(1)
+            config[key] = hit.group(1)
     if hit := re.search(r"^load:\s*\n(?:\s+.*\n)*?\s+type:\s*(\w+)", text, re.MULTILINE):
         config["load_type"] = hit.group(1).lower()
     return config
 
 
 def _has_groups(config: Mapping[str, str]) -> bool:
-    return all(config.get(word, "").isdigit() for word in ("groups", "users", "system_prompt_len"))
+    return all(config.get(key, "").isdigit() for key in ("groups", "users", "system_prompt_len"))
 
 
 def _server(folder: Path) -> dict[str, Any]:

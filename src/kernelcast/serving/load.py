@@ -191,7 +191,7 @@ def arrivals(
     count: int,
     rate: float,
     draws: Draws,
-    kind: str = "poisson",
+    process: str = "poisson",
     *,
     burstiness: float = 1.0,
     on_s: float = 10.0,
@@ -202,15 +202,15 @@ def arrivals(
     bursty: Poisson for ``on_s`` seconds, nothing for ``off_s``, again and again; ``rate`` is the mean of both.
     """
     _check(count, rate, burstiness)
-    if kind not in PROCESSES:
-        raise unknown("kind of arrivals", kind, PROCESSES)
-    if kind == "poisson" and burstiness != 1:
+    if process not in PROCESSES:
+        raise unknown("arrival process", process, PROCESSES)
+    if process == "poisson" and burstiness != 1:
         raise KernelcastError(f"poisson arrivals have burstiness 1, not {burstiness:g}; take gamma")
     if np.isinf(rate):
         return np.zeros(count)
-    if kind == "constant" or np.isinf(burstiness):
+    if process == "constant" or np.isinf(burstiness):
         return np.arange(count) / rate
-    if kind == "bursty":
+    if process == "bursty":
         return _bursty(count, rate, draws, on_s, off_s)
     return _spread(count, count / rate, burstiness, draws)
 
@@ -234,7 +234,7 @@ def ramp(
 
 
 def staged(
-    stages: Sequence[tuple[float, float]], draws: Draws, kind: str = "poisson", burstiness: float = 1.0
+    stages: Sequence[tuple[float, float]], draws: Draws, process: str = "poisson", burstiness: float = 1.0
 ) -> tuple[Seconds, NDArray[np.int64]]:
     """Stages of (requests per second, seconds), one after another: arrivals, and the stage of each.
 
@@ -242,7 +242,7 @@ def staged(
     """
     if not stages:
         raise KernelcastError("a load in stages needs at least one, as (requests per second, seconds)")
-    if kind == "bursty":
+    if process == "bursty":
         raise KernelcastError("stages are poisson, gamma or constant; bursts would cross their ends")
     times, numbers, start_s = [], [], 0.0
     for number, (rate, seconds) in enumerate(stages):
@@ -251,7 +251,7 @@ def staged(
         count = round(rate * seconds)
         if count < 1:
             raise KernelcastError(f"stage {number}: {rate:g} requests/s for {seconds:g} s are not one request")
-        times.append(start_s + arrivals(count, count / seconds, draws, kind, burstiness=burstiness))
+        times.append(start_s + arrivals(count, count / seconds, draws, process, burstiness=burstiness))
         numbers.append(np.full(count, number, dtype=np.int64))
         start_s += seconds
     return np.concatenate(times), np.concatenate(numbers)
@@ -297,16 +297,16 @@ class Lengths:
     """
 
     mean: float
-    kind: str = "fixed"
+    distribution: str = "fixed"
     ratio: float = 0.0
     std: float = 0.0
     low: int = 1
     high: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in DISTRIBUTIONS:
-            raise unknown("distribution of lengths", self.kind, DISTRIBUTIONS)
-        if not 1 <= self.mean < math.inf or (self.kind in ("fixed", "uniform") and self.mean != int(self.mean)):
+        if self.distribution not in DISTRIBUTIONS:
+            raise unknown("distribution of lengths", self.distribution, DISTRIBUTIONS)
+        if not 1 <= self.mean < math.inf or (self.distribution in ("fixed", "uniform") and self.mean != int(self.mean)):
             raise KernelcastError(f"a length is a whole number of tokens from 1 on, not {self.mean:g}")
         if not 0 <= self.ratio < 1:
             raise KernelcastError(f"a range ratio is from 0 to below 1, not {self.ratio:g}")
@@ -318,12 +318,12 @@ class Lengths:
             )
 
     def draw(self, count: int, draws: np.random.Generator) -> Tokens:
-        if self.kind == "fixed":
+        if self.distribution == "fixed":
             return np.full(count, int(self.mean), dtype=np.int64)
-        if self.kind == "uniform":
+        if self.distribution == "uniform":
             low = max(math.floor(self.mean * (1 - self.ratio)), 1)
             return draws.integers(low, math.ceil(self.mean * (1 + self.ratio)) + 1, size=count)
-        if self.kind == "normal":
+        if self.distribution == "normal":
             lengths = draws.normal(self.mean, self.std, count)
         else:
             variance = math.log1p((self.std / self.mean) ** 2)
@@ -383,16 +383,20 @@ def shared_prefix(
         raise KernelcastError("groups and prompts per group are 1 or more, a system prompt has 0 tokens or more")
     users = groups * prompts_per_group
     group = draws.permutation(np.repeat(np.arange(groups), prompts_per_group))
-    asked, answered = questions.draw(users, draws), outputs.draw(users, draws)
+    question_lens, output_lens = questions.draw(users, draws), outputs.draw(users, draws)
     user = np.arange(count) % users
-    before = np.arange(count) // users * (asked + answered)[user] if multi_turn else np.zeros(count, dtype=np.int64)
-    lengths = before + asked[user]
+    before = (
+        np.arange(count) // users * (question_lens + output_lens)[user]
+        if multi_turn
+        else np.zeros(count, dtype=np.int64)
+    )
+    lengths = before + question_lens[user]
     system = [((g, system_prompt_len),) if system_prompt_len else () for g in range(groups)]
     shared = tuple(
         (*system[group[who]], (groups + who, tokens))
         for who, tokens in zip(user.tolist(), lengths.tolist(), strict=True)
     )
-    return Prompts(system_prompt_len + lengths, answered[user], shared)
+    return Prompts(system_prompt_len + lengths, output_lens[user], shared)
 
 
 def spread_total(total: int, count: int) -> Tokens:

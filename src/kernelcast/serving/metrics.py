@@ -221,7 +221,7 @@ class BenchResult:
     """One run of a benchmark. Arrays of measured times have an entry for each request of the load, NaN for none."""
 
     path: Path
-    kind: str  # vllm, sglang, inference-perf, requests
+    benchmark: str  # vllm, sglang, inference-perf, requests
     load: Load
     exact: bool  # the load is what was sent, request by request; else made again from rates and mean lengths
     metrics: Mapping[str, float]  # by vLLM's names

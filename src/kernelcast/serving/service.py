@@ -60,13 +60,13 @@ class EngineSettings:
 def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> EngineSettings:
     """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: of a
     usual request, which tells how much a token takes where layers have a window or a state."""
-    asked = {name: value for name, value in (given or {}).items() if value is not None}
+    overrides = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu)
-    settings = EngineSettings(**{**usual, **asked})
+    settings = EngineSettings(**{**usual, **overrides})
     if not settings.kv_blocks:
         settings = replace(settings, kv_blocks=kv_blocks(deployment, settings, context))
-    if settings.max_num_batched_tokens < settings.max_num_seqs and "max_num_batched_tokens" in asked:
-        if "max_num_seqs" in asked:
+    if settings.max_num_batched_tokens < settings.max_num_seqs and "max_num_batched_tokens" in overrides:
+        if "max_num_seqs" in overrides:
             raise KernelcastError(
                 f"max_num_batched_tokens {settings.max_num_batched_tokens} is less than max_num_seqs "
                 f"{settings.max_num_seqs}: a step could not decode them all"
@@ -112,12 +112,12 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int) ->
 OVERHEADS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
 HOST_OVERHEADS = OVERHEADS[:5]
 SPREAD = "spread"  # how far its latencies lie from those of the fit
-_KIND = "kernelcast server"
+_FILE_TYPE = "kernelcast server"
 
 
 def write_overheads(path: Path, stack: Stack, about: dict[str, Any]) -> None:
     """The overheads of a stack; ``about``: what they were fitted to."""
-    content = {"kind": _KIND, "stack": stack.id, "about": about,
+    content = {"kind": _FILE_TYPE, "stack": stack.id, "about": about,
             "terms": {name: getattr(stack, name) for name in (*OVERHEADS, SPREAD)}}  # fmt: skip
     with complete(path.resolve()) as part:
         part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -148,8 +148,8 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
         ) from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise KernelcastError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict) or content.get("kind") != _KIND or not isinstance(content.get("terms"), dict):
-        raise KernelcastError(f"{path} is no file of `kernelcast replay --calibrate`: its kind is not {_KIND!r}")
+    if not isinstance(content, dict) or content.get("kind") != _FILE_TYPE or not isinstance(content.get("terms"), dict):
+        raise KernelcastError(f'{path} is not a file of `kernelcast replay --calibrate`: "kind" is not {_FILE_TYPE!r}')
     if content.get("stack") != stack.id:
         raise KernelcastError(f"{path} tells of a server of {content.get('stack')}, not of {stack.id}: give `stack`")
     overheads = content["terms"]

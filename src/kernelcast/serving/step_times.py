@@ -396,9 +396,9 @@ def _alike(first: Deployment, other: Deployment) -> bool:
     return same and alike and without_overheads(first.stack) == without_overheads(other.stack)
 
 
-def _within(asked: StepLimits, known: StepLimits) -> bool:
-    return (asked.tokens <= known.tokens and asked.sequences <= known.sequences and asked.context <= known.context
-            and asked.cached <= known.cached)  # fmt: skip
+def _within(limits: StepLimits, known: StepLimits) -> bool:
+    return (limits.tokens <= known.tokens and limits.sequences <= known.sequences and limits.context <= known.context
+            and limits.cached <= known.cached)  # fmt: skip
 
 
 def step_time_tables(conditions: Conditions = DEFAULT) -> StepTimeTables:

@@ -81,7 +81,7 @@ class Trace:
         ids = self.ids if len(self.ids) == len(rows) else ()
         return Load(arrivals_s, self.inputs[rows], self.outputs[rows], shared, max_concurrency, ids)
 
-    def told(self) -> str:
+    def problems(self) -> str:
         """What was left out or put in order, in one line; '' where nothing was."""
         reasons = "; ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
         left_out = [f"{_rows(sum(self.skipped.values()))} left out ({reasons})"] if reasons else []

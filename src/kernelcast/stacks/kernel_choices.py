@@ -68,11 +68,11 @@ class KernelChoices:
     entries: Mapping[Key, KernelChoice]
 
     def find(
-        self, stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, own: bool = False,
+        self, stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, exact_stack: bool = False,
         phase: str | None = None,
     ) -> KernelChoice | None:  # fmt: skip
         """The most specific entry, by stack, then dtype, kv_dtype, phase and GPU. ``own``: of this stack alone."""
-        stacks = [name for name in (stack, None if own else ANY) if name]
+        stacks = [name for name in (stack, None if exact_stack else ANY) if name]
         optional = (dtype, ANY), (kv_dtype or ANY, ANY), (phase or ANY, ANY)
         keys = itertools.product(stacks, (op,), *optional, _gpu_keys(gpu))
         return next((self.entries[key] for key in keys if key in self.entries), None)

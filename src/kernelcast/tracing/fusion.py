@@ -86,7 +86,7 @@ def _grouped(trace: Trace) -> list[_Group]:
     groups: list[_Group] = []
     writer: dict[int, _Group] = {}  # of a storage, the last one
     touching: dict[int, _Group] = {}  # the last group that fuses and reads it
-    for at, op in enumerate(op for op in trace.ops if op.kind == "kernel" and not _constant(op)):
+    for at, op in enumerate(op for op in trace.ops if op.op_type == "kernel" and not _constant(op)):
         walk, group = _walk(op), None
         if walk.fuses:
             near = [

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing.cuda_like import CUDA_KERNELS, channels_last_out, on_meta
 from kernelcast.tracing.frames import PythonCalls, line_here
-from kernelcast.tracing.traced import Kind, Op, Phase, Tensor
+from kernelcast.tracing.traced import Op, OpType, Phase, Tensor
 from kernelcast.tracing.values import KnownValues, tensors_of
 
 _DTYPES = {
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
         arguments = tuple(tree_map(self._plain, args))
         given = {key: self._plain(value) for key, value in options.items() if key not in ("device", "layout")}
         results = tuple(self.tensor(leaf) for leaf in outputs)
-        op_type = self._kind(name, func, args, outputs)
+        op_type = self._op_type(name, func, args, outputs)
         self.ops.append(Op(name, arguments, given, results, op_type, self.phase, self._module(), self.calls.count))
 
     def _module(self) -> str:
@@ -154,7 +154,7 @@ class Recorder(TorchDispatchMode):
         at = bisect.bisect_right(self._sequence, (node._sequence_nr(), "\uffff"))
         return self._sequence[max(0, at - 1)][1]
 
-    def _kind(self, name: str, func: Any, args: Any, outputs: list[torch.Tensor]) -> Kind:
+    def _op_type(self, name: str, func: Any, args: Any, outputs: list[torch.Tensor]) -> OpType:
         if name in _HOST_ONLY:
             return "host"
         if func._schema.is_mutable:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["kernel", "view", "host"]  # launches a kernel; a view of the same storage; neither (empty, detach)
+OpType = Literal["kernel", "view", "host"]  # launches a kernel; a view of the same storage; neither (empty, detach)
 Phase = Literal["forward", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
@@ -73,7 +73,7 @@ class Op:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     outputs: tuple[Tensor, ...]
-    kind: Kind
+    op_type: OpType
     phase: Phase
     module: str  # where in the model: layers.0.mlp
     at: int = 0  # calls of Python functions that the program made before it, since the step began
@@ -147,7 +147,7 @@ class Trace:
 
     @property
     def kernels(self) -> list[Op]:
-        return [op for op in self.ops if op.kind == "kernel"]
+        return [op for op in self.ops if op.op_type == "kernel"]
 
     def phase(self, name: str) -> list[Op]:
         return [op for op in self.ops if op.phase == name]

@@ -68,7 +68,7 @@ def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
 
 def predict_ops(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunches]) -> list[OpKernels | None]:
     """The kernels of each op; None where it launches none. ``costs``: what an op launches."""
-    costed = [(op, costs(op) if op.kind == "kernel" else None) for op in ops]
+    costed = [(op, costs(op) if op.op_type == "kernel" else None) for op in ops]
     times.predict(launch.call for _, cost in costed if cost for launch in cost.launches)
     return [_op_kernels(op, cost, times) if cost else None for op, cost in costed]
 
@@ -76,15 +76,15 @@ def predict_ops(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunche
 def _op_kernels(op: Op, costed: OpLaunches, times: Times) -> OpKernels:
     """What binds and supports the longest call of an op stands for the whole. A step that runs again and again keeps
     the GPU at its power limit."""
-    span, longest = NOTHING, KernelTime(op.phase, "other", Interval.exact(-1.0), 0.0, "launch", "seen")
+    total, longest = NOTHING, KernelTime(op.phase, "other", Interval.exact(-1.0), 0.0, "launch", "seen")
     for launch in costed.launches:
         kernel = KernelTime.of(op.phase, launch, times)
         longest = kernel if kernel.time_s > longest.time_s else longest
         time_s = times[launch.call].interval.value
-        span += kernel.interval * (1 + throttled_s(launch.call, time_s, times) / time_s)
+        total += kernel.interval * (1 + throttled_s(launch.call, time_s, times) / time_s)
     launches = sum(launch.count * times[launch.call].launches for launch in costed.launches)
     return OpKernels(
-        op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.match,
+        op.phase, longest.part, total, launches, longest.bound_by, longest.support, longest.network, longest.match,
         op=op, by_bytes=costed.by_bytes, launched=tuple(costed.launches),
     )  # fmt: skip
 
@@ -104,8 +104,8 @@ def host_counts(trace: Trace) -> dict[str, Array]:
     """By the name of what the host spends on it (``Host``), how often each op of a trace has it; kernels are counted
     apart, where they are known."""
     phase = np.array([op.phase for op in trace.ops])
-    kernel = np.array([op.kind == "kernel" for op in trace.ops], dtype=bool)
-    view = np.array([op.kind == "view" for op in trace.ops], dtype=bool)
+    kernel = np.array([op.op_type == "kernel" for op in trace.ops], dtype=bool)
+    view = np.array([op.op_type == "view" for op in trace.ops], dtype=bool)
     forward, backward, optimizer = (phase == name for name in PHASES)
     # ops that were made after tracing (a fused kernel) have no position in the program
     calls = np.maximum.accumulate([op.at for op in trace.ops])

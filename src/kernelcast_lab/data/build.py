@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kernelcast.collect.schema import columns_of, is_word
+from kernelcast.collect.schema import columns_of, is_text
 from kernelcast.errors import KernelcastError
 from kernelcast.files import quoted, text
 from kernelcast.hardware import gpu
@@ -110,7 +110,7 @@ def _calls(connection: DuckDBPyConnection, op: OpMap, mapping: TableMap, counts:
     if unknown:
         raise KernelcastError(f"{mapping.source}: {op.op} has no parameter {', '.join(unknown)}")
     select = ", ".join(
-        f"CAST({cells.get(name, 'NULL')} AS {sql_type if is_word(sql_type) else 'DOUBLE'}) AS {quoted(name)}"
+        f"CAST({cells.get(name, 'NULL')} AS {sql_type if is_text(sql_type) else 'DOUBLE'}) AS {quoted(name)}"
         for name, sql_type in types.items()
     )
     taken = f"FROM marked WHERE _rule IS NULL AND ({op.where})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.schema import VERSION, columns_of, connect, is_word, note_of, write_parquet
+from kernelcast.collect.schema import VERSION, columns_of, connect, is_text, note_of, write_parquet
 from kernelcast.errors import KernelcastError
 from kernelcast.files import quoted, text
 from kernelcast.hardware import gpu
@@ -126,7 +126,7 @@ def sampled(choice: Choice, types: dict[str, str], count: int) -> str | None:
     if share >= 1:
         return None
     cells = ", ".join(
-        f"{text(name + '=')} || CAST({quoted(name) if is_word(sql) else f'CAST({quoted(name)} AS DOUBLE)'} AS VARCHAR)"
+        f"{text(name + '=')} || CAST({quoted(name) if is_text(sql) else f'CAST({quoted(name)} AS DOUBLE)'} AS VARCHAR)"
         for name, sql in sorted(types.items())
         if name != "latency_us"
     )
@@ -140,7 +140,7 @@ def fetch(connection: DuckDBPyConnection, query: str, types: dict[str, str], ord
     select = []
     for name, sql_type in types.items():
         cell = quoted(name)
-        if not is_word(sql_type):
+        if not is_text(sql_type):
             select.append(f"CAST({cell} AS DOUBLE) AS {cell}")
             continue
         rows = connection.execute(f"SELECT DISTINCT {cell} FROM wanted WHERE {cell} IS NOT NULL ORDER BY 1").fetchall()

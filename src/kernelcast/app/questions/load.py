@@ -129,7 +129,7 @@ def _of_trace(parameters: LoadParameters, path: Path, max_context: int) -> Load:
 
     parameters.refuse(_SIZES, "`trace` lists every request with its sizes")
     trace = read_trace(path, parameters.trace_format or "", skip_bad=parameters.skip_bad, max_context=max_context)
-    if problems := trace.told():
+    if problems := trace.problems():
         warn(f"{path}: {problems}")
     concurrency = parameters.max_concurrency or 0
     if trace.arrivals_s is None and parameters.given(*_TIMES):

@@ -76,7 +76,7 @@ def with_server(
 
 def _stack(bench: BenchResult) -> tuple[str, bool]:
     """What served, and whether the file says it."""
-    for name_ in (str(bench.server.get("backend", "")), bench.kind):
+    for name_ in (str(bench.server.get("backend", "")), bench.benchmark):
         for begins, name in _STACKS.items():
             if name_.startswith(begins):
                 return name, True

@@ -38,7 +38,7 @@ def fields(replay: Replay, before: Replay | None = None, fitted: CalibratedServe
     """Figures by vLLM's names, each measured and predicted; with what was fitted, where something was."""
     bench = replay.bench
     values: dict[str, Any] = {
-        "bench": {"file": str(bench.path), "kind": bench.kind, "exact": bench.exact, "requests": len(bench.load),
+        "bench": {"file": str(bench.path), "kind": bench.benchmark, "exact": bench.exact, "requests": len(bench.load),
                   "server": dict(bench.server)},
         "gpus": replay.service.gpus,
         **pool_fields(replay.service.pool),
@@ -102,7 +102,7 @@ def _hung(line: str) -> str:
 
 def _format(bench: BenchResult) -> str:
     names = {"vllm": "vllm bench serve", "sglang": "SGLang bench_serving", "requests": "served requests"}
-    return names.get(bench.kind, bench.kind)
+    return names.get(bench.benchmark, bench.benchmark)
 
 
 def _print_fitted(fitted: CalibratedServer) -> None:

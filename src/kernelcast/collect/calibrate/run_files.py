@@ -19,7 +19,7 @@ from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.models import model
 from kernelcast.models.precision import Precision
-from kernelcast.serving.bench import result_kind
+from kernelcast.serving.bench import bench_format
 from kernelcast.serving.inference_perf import is_report
 from kernelcast.stacks import stack
 
@@ -80,7 +80,7 @@ def read_input(path: Path) -> CalibrationInput:
         )
     if "op" in first and path.suffix.lower() in ENDINGS:
         return CalibrationInput(path, "calls")
-    if is_report(content) or result_kind(first) or all(name in first for name in _SERVED):
+    if is_report(content) or bench_format(first) or all(name in first for name in _SERVED):
         return CalibrationInput(path, "bench")
     if "cases" in first:
         return _measured_models(path, first)

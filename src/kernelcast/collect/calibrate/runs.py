@@ -90,7 +90,7 @@ def batch_run(name: str, inference: Inference, measured: Mapping[str, float]) ->
     """``measured``: seconds by the names of ``PHASES``."""
     shares = ScaleShares(inference.times)
     shares.learn(launch.call for each in inference.passes for launch in each.launches)
-    times, spans = [], dict[int, list[tuple[str, Interval]]]()
+    times, intervals = [], dict[int, list[tuple[str, Interval]]]()
     for what, time_s in measured.items():
         passes = [each for each in inference.passes if each.phase in PHASES[what] and each.count]
         per = max(inference.workload.outputs) - 1 if what == "tpot_s" else 1
@@ -100,8 +100,10 @@ def batch_run(name: str, inference: Inference, measured: Mapping[str, float]) ->
             for group in _groups(each, inference, shares)
         ]
         times.append(MeasuredTime(name, what, time_s, pieces(groups), PASS_NOISE))
-        spans |= {id(each): [(key, span * each.count) for key, span in _intervals(each, shares)] for each in passes}
-    every = (pair for each in spans.values() for pair in each if pair[0] != REST)
+        intervals |= {
+            id(each): [(key, interval * each.count) for key, interval in _intervals(each, shares)] for each in passes
+        }
+    every = (pair for each in intervals.values() for pair in each if pair[0] != REST)
     return MeasuredRun(name, tuple(times), summed(every))
 
 
@@ -122,7 +124,7 @@ def _groups(pass_time: PassTime, inference: Inference, shares: ScaleShares) -> l
     """A pass as long as its kernels and what the host adds; or, where the GPU waits, as all that the host launches. A
     kernel that watts bind is as long as they make it, or as it is itself."""
     stack, decodes = pass_time.deployment.stack, pass_time.phase == "decode"
-    gpu = {key: span.value for key, span in summed(_intervals(pass_time, shares)).items()}
+    gpu = {key: interval.value for key, interval in summed(_intervals(pass_time, shares)).items()}
     host, groups = host_key(stack.id), []
     if gpu.pop(REST, 0.0):
         for launch, timed in zip(pass_time.launches, pass_time.kernels, strict=False):
@@ -131,9 +133,9 @@ def _groups(pass_time: PassTime, inference: Inference, shares: ScaleShares) -> l
             for key, time_s in group[0].items() if group else ():
                 gpu[key] -= time_s
     draft = pass_time.deployment is not inference.deployment  # the host calls it together with the model
-    own_s = 0.0 if draft else stack.step_s if decodes else stack.prefill_s
-    waits = gpu.get(host, 0.0) > own_s * (1 + 1e-9) and not stack.replays(pass_time.batch.tokens, decodes=decodes)
-    return [*groups, [{**gpu, host: own_s}, {host: sum(gpu.values())}] if waits else [gpu]]
+    stack_s = 0.0 if draft else stack.step_s if decodes else stack.prefill_s
+    waits = gpu.get(host, 0.0) > stack_s * (1 + 1e-9) and not stack.replays(pass_time.batch.tokens, decodes=decodes)
+    return [*groups, [{**gpu, host: stack_s}, {host: sum(gpu.values())}] if waits else [gpu]]
 
 
 # ---- a traced step ----
@@ -152,7 +154,7 @@ def step_run(name: str, step: Step, measured: Mapping[str, float]) -> MeasuredRu
             host, 0.0
         )  # for a host, which is another from model to model and from hour to hour
         times.append(replace(measured_time, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
-    spans = [
+    intervals = [
         (key, step.times[launch.call].interval * (launch.count * share))
         for op in step.kernels
         for launch in op.launched
@@ -160,8 +162,10 @@ def step_run(name: str, step: Step, measured: Mapping[str, float]) -> MeasuredRu
     ]
     if "time_s" in measured and not step.graph:
         launched = float(step.launched_s[-1])
-        spans.append((host, Interval(launched, launched * (1 - step.host.faster), launched * (1 + step.host.slower))))
-    return MeasuredRun(name, tuple(times), summed(spans))
+        intervals.append(
+            (host, Interval(launched, launched * (1 - step.host.faster), launched * (1 + step.host.slower)))
+        )
+    return MeasuredRun(name, tuple(times), summed(intervals))
 
 
 def _host_sd(step: Step) -> float:
@@ -276,9 +280,11 @@ def _mean_intervals(times: Times, shares: ScaleShares) -> dict[str, Interval]:
     and the longest are not those that run most."""
     rows_by_key: dict[str, list[tuple[float, float, float]]] = {}
     for call in times.calls:
-        span = times[call].interval
+        interval = times[call].interval
         for key, share in shares.of(call).items():
-            rows_by_key.setdefault(key, []).append((share, span.low / span.value, span.high / span.value))
+            rows_by_key.setdefault(key, []).append(
+                (share, interval.low / interval.value, interval.high / interval.value)
+            )
     means = {key: np.average(rows, axis=0, weights=np.array(rows)[:, 0] + 1e-9) for key, rows in rows_by_key.items()}
     return {key: Interval(1.0, float(low), float(high)) for key, (_, low, high) in means.items()}
 

@@ -110,19 +110,19 @@ class MeasuredRun:
 
     name: str
     seen: tuple[MeasuredTime, ...]
-    spans: Mapping[str, Interval]
+    intervals: Mapping[str, Interval]
 
 
 def prior_sds(runs: Iterable[MeasuredRun]) -> dict[str, float]:
     """Of the log of each scale: as far as the forecasts of the runs say that they may be off."""
-    by_key = summed((key, span) for run in runs for key, span in run.spans.items())
-    return {key: max(sd_of(span.low, span.high), _LEAST_SD) for key, span in sorted(by_key.items())}
+    by_key = summed((key, interval) for run in runs for key, interval in run.intervals.items())
+    return {key: max(sd_of(interval.low, interval.high), _LEAST_SD) for key, interval in sorted(by_key.items())}
 
 
 def summed(parts: Iterable[tuple[str, Interval]]) -> dict[str, Interval]:
     sums: dict[str, Interval] = {}
-    for key, span in parts:
-        sums[key] = sums.get(key, NOTHING) + span
+    for key, interval in parts:
+        sums[key] = sums.get(key, NOTHING) + interval
     return sums
 
 

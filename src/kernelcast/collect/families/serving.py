@@ -55,7 +55,7 @@ def _call(draw: Draw, requests: list[tuple[int, int]], base: Drawn) -> Drawn:
     return {**base, "q_lens": queries, "kv_lens": keys}
 
 
-def _paged_kind(draw: Draw, backend: str, kv_dtype: str) -> Drawn:
+def _paged_base(draw: Draw, backend: str, kv_dtype: str) -> Drawn:
     stored = {"kv_dtype": kv_dtype} if kv_dtype != "bf16" else {}
     return {"op": "attention", **heads(draw), "page_size": draw.pick(_PAGES), "backend": backend, **stored,
             "dtype": "bf16", "stack": "flashinfer"}  # fmt: skip
@@ -67,14 +67,14 @@ def _token_bytes(call: Drawn) -> float:
 
 def mixed(draw: Draw, backend: str, kv_dtype: str = "bf16") -> Drawn:
     """A step of an engine with chunked prefill: decodes, and one to four chunks, in one launch."""
-    base = _paged_kind(draw, backend, kv_dtype)
+    base = _paged_base(draw, backend, kv_dtype)
     decodes = [(1, past) for past in _pasts(draw, draw.size(1, 128), _token_bytes(base))]
     return _call(draw, decodes + _chunks(draw, draw.pick((1, 1, 1, 2, 2, 3, 4))), base)
 
 
 def chunked(draw: Draw, backend: str) -> Drawn:
     """Prefill alone, over pages."""
-    base = _paged_kind(draw, backend, "bf16")
+    base = _paged_base(draw, backend, "bf16")
     if draw.chance(0.3):
         new, past = draw.size(16, 8192, draw.pick((1, 16, 128))), draw.size(16, _LONGEST) if draw.chance(0.5) else 0
         return _call(draw, [(new, new + past)] * draw.size(1, 16), base)
@@ -83,7 +83,7 @@ def chunked(draw: Draw, backend: str) -> Drawn:
 
 def decode(draw: Draw, kv_dtype: str, ragged: float) -> Drawn:
     """A decode step; ``ragged``: the share of batches whose lengths differ."""
-    base = _paged_kind(draw, "flashinfer", kv_dtype)
+    base = _paged_base(draw, "flashinfer", kv_dtype)
     count = draw.size(1, 256)
     if draw.chance(ragged):
         return _call(draw, [(1, past) for past in _pasts(draw, count, _token_bytes(base))], base)

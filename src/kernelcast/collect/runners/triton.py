@@ -78,9 +78,9 @@ class PairRouting:
         starts = ends - blocks * block_m
         before = torch.cumsum(load, 0) - load
         sorted_expert = expert_of_pair[order]
-        place = starts[sorted_expert] + torch.arange(pairs, device=order.device) - before[sorted_expert]
+        position = starts[sorted_expert] + torch.arange(pairs, device=order.device) - before[sorted_expert]
         rows = torch.full((int(ends[-1]),), pairs, dtype=torch.int32, device=order.device)
-        rows[place] = order.to(torch.int32)
+        rows[position] = order.to(torch.int32)
         owner = torch.repeat_interleave(torch.arange(experts, device=order.device), blocks).to(torch.int32)
         return cls(rows, owner, pairs, topk, block_m)
 

@@ -24,7 +24,7 @@ from kernelcast.models.fields import (
 from kernelcast.models.layers import Dense, Mlp, Norms, SelfAttention
 
 
-def one_window(f: Fields) -> SelfAttention:
+def uniform_window(f: Fields) -> SelfAttention:
     """Mistral and Phi-3: sliding_window, where set, is of every layer; Mistral's class has one unless it is null."""
     key = "sliding_window"
     window = f.count_or_null(key) if f.model_type == "mistral" else f.count_or_none(key)
@@ -129,7 +129,7 @@ def _ungated(f: Fields) -> Dense:
 
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(learned_positions, _ungated, LAYERNORMS, kind="encoder", position_offset=0),
+    "bert": Family(learned_positions, _ungated, LAYERNORMS, architecture="encoder", position_offset=0),
     # one norm, whose output attention and the feed-forward part read; they run one after the other all the same
     "cohere2": Family(_cohere2, dense, Norms("layernorm", 1, shift=False)),
     "gemma2": Family(_gemma2, dense, FOUR_NORMS),
@@ -140,12 +140,12 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(learned_positions, _ungated, LAYERNORMS, position_offset=0),
     "granite": Family(attention, dense),
     "llama": Family(attention, dense),
-    "ministral3": Family(one_window, dense),
-    "mistral": Family(one_window, dense),
+    "ministral3": Family(uniform_window, dense),
+    "mistral": Family(uniform_window, dense),
     "olmo2": Family(partial(attention, qk_norm="full"), dense),
     "olmo3": Family(_olmo3, dense),
     "opt": Family(learned_positions, _ungated, LAYERNORMS, position_offset=2),
-    "phi3": Family(one_window, dense),
+    "phi3": Family(uniform_window, dense),
     "qwen2": Family(qwen2, dense),
     "qwen3": Family(qwen3, dense),
     "smollm3": Family(_smollm3, dense),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kernelcast.models.families.dense import one_window, qwen2, qwen3
+from kernelcast.models.families.dense import qwen2, qwen3, uniform_window
 from kernelcast.models.fields import (
     CHUNKED,
     FULL,
@@ -159,7 +159,7 @@ FAMILIES: dict[str, Family] = {
     "llama4_text": Family(_llama4, _llama4_experts),
     "minimax_m2": Family(_minimax_m2, _minimax_experts),
     "minimax_m3_vl_text": Family(_minimax_m3, _minimax_m3_experts),
-    "mixtral": Family(one_window, _all_experts),
+    "mixtral": Family(uniform_window, _all_experts),
     "olmoe": Family(partial(attention, qk_norm="full"), _all_experts),
     "qwen2_moe": Family(qwen2, qwen_experts),
     "qwen3_moe": Family(qwen3, qwen_experts),

@@ -100,7 +100,7 @@ class _Attention:
         return same_heads and known and all(x.shape[3] % grain == 0 for x in (self.query, self.value))
 
     @property
-    def bias_kind(self) -> str:
+    def bias_layout(self) -> str:
         """By the axes that it has in memory."""
         if self.bias is None:
             return "none"
@@ -149,7 +149,7 @@ def _kernel(call: _Attention, backend: str, kernel: str, bias_gradient: bool = F
     if backend != "efficient" and (call.bias is None or one_query) and call.dropout == 0:
         return launch("attention", kernel, **call.sizes(), backend=backend, dtype=dtype)
     more = {"bias_gradient": True} if bias_gradient else {}
-    return launch("attention", f"masked_{kernel}", **call.sizes(), bias=call.bias_kind, dropout=call.dropout > 0,
+    return launch("attention", f"masked_{kernel}", **call.sizes(), bias=call.bias_layout, dropout=call.dropout > 0,
                   backend=backend, dtype=dtype, **more)  # fmt: skip
 
 

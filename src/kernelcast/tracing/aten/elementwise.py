@@ -22,7 +22,7 @@ from kernelcast.tracing.aten.table import (
 from kernelcast.tracing.traced import Op, Tensor
 
 SECTOR_BYTES = 32.0  # the least that DRAM and L2 hand out
-_OWN = (
+_SAME_NAME = (
     "add sub mul div neg relu gelu silu sigmoid tanh exp log sin sqrt rsqrt clamp where masked_fill fill "
     "gelu_backward silu_backward sigmoid_backward tanh_backward"
 )  # ops whose kernel has their name
@@ -54,7 +54,9 @@ _LIKE = {  # the kernel whose cost an element of these has
     "copy": "view_as_complex",
 }
 # ATen's name: the kernel's
-_NAMES = {name: name for name in _OWN.split()} | {one: kernel for kernel, ops in _LIKE.items() for one in ops.split()}
+_NAMES = {name: name for name in _SAME_NAME.split()} | {
+    name: kernel for kernel, ops in _LIKE.items() for name in ops.split()
+}
 
 
 def cost_of(name: str) -> Cost:
