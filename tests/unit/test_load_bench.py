@@ -309,7 +309,7 @@ def test_files_of_no_known_kind(tmp_path: Path) -> None:
         ({**DETAIL, "input_lens": ["a", 2, 3, 4]}, "input_lens must be a list of token counts"),
         ({**DETAIL, "ttfts": [0.1]}, "ttfts must have a number for each of 4 requests"),
         ({**DETAIL, "itls": [[]]}, "itls has 1 entries for 4 requests"),
-        ({**DETAIL, "output_lens": [0, 0, 0, 0]}, "none of its 4 requests was answered"),
+        ({**DETAIL, "output_lens": [0, 0, 0, 0]}, "none of its 4 requests completed"),
         ({**DETAIL, "itls": [["x"], [], [], []]}, "is not as its benchmark writes it"),
     ],
 )

@@ -187,9 +187,9 @@ def test_a_bundled_model_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(("words", "text"), [
     ([":wrong"], "does not trace, after t: "),
     ([":alone"], "gives a model without inputs"),
-    ([":asks"], "asks for width; it may ask for batch, seq, dtype, mode"),
+    ([":asks"], "requires width; it may take batch, seq, dtype, mode"),
     ([":fails"], "fails: ValueError: no such thing"),
-    ([":branches"], "asks for the value of a tensor"),
+    ([":branches"], "needs the value of a tensor"),
     ([":missing"], "has no function 'missing'"),
     ([""], "which function builds the model?"),
     ([":build", "--mode", "tuning"], "mode must be one of inference, training"),

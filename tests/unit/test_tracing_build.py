@@ -239,7 +239,7 @@ def test_torchvisions_models_import_and_trace(tmp_path: Path) -> None:
             "class M(nn.Module):\n    def forward(self, x):\n        return x if x.sum() > 0 else -x\n"
             "def build():\n    return M(), torch.randn(4)\n",
             5,
-            "asks for the value of a tensor",
+            "needs the value of a tensor",
         ),
         (
             "def build():\n    return nn.Sequential(nn.LazyLinear(4), nn.Linear(5, 5)), torch.randn(2, 4)\n",

@@ -95,16 +95,16 @@ def unknown_copied(x: torch.Tensor, lengths: torch.Tensor) -> Any:
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (lambda x, n: x.sum().item(), "asks for the value of a tensor"),
-        (lambda x, n: x.tolist(), r"asks for the values of a tensor \(tolist\(\)\)"),
-        (lambda x, n: x.argmax(-1)[0].item(), "asks for the value of a tensor"),
-        (lambda x, n: (x > 0).nonzero(), "how large the result of nonzero is"),
+        (lambda x, n: x.sum().item(), "needs the value of a tensor"),
+        (lambda x, n: x.tolist(), r"needs the values of a tensor \(tolist\(\)\)"),
+        (lambda x, n: x.argmax(-1)[0].item(), "needs the value of a tensor"),
+        (lambda x, n: (x > 0).nonzero(), "size of the result of nonzero"),
         (lambda x, n: x[x > 0], r"a mask chooses \(x\[mask\]\)"),
-        (lambda x, n: x.masked_select(x > 0), "how large the result of masked_select is"),
+        (lambda x, n: x.masked_select(x > 0), "size of the result of masked_select"),
         (lambda x, n: torch.equal(x, x), "compares the values of tensors"),
-        (lambda x, n: torch.randn(3).tolist(), "asks for the values of a tensor"),
-        (unknown_written, "asks for the value of a tensor"),
-        (unknown_copied, "asks for the value of a tensor"),
+        (lambda x, n: torch.randn(3).tolist(), "needs the values of a tensor"),
+        (unknown_written, "needs the value of a tensor"),
+        (unknown_copied, "needs the value of a tensor"),
     ],
 )
 def test_what_depends_on_data_is_refused_with_file_and_line(function: Callable[..., Any], text: str) -> None:
@@ -120,9 +120,9 @@ def test_what_depends_on_data_is_refused_with_file_and_line(function: Callable[.
 def test_whole_inputs_on_meta_answer_yes_and_no_but_not_how_many() -> None:
     ids = torch.empty(3, dtype=torch.long, device="meta")
     assert asked(lambda x, n: (0 in n, bool((n == 1).any()), bool((n != 0).all())), ids.clone()) == (False, False, True)
-    with pytest.raises(KernelcastError, match="asks for the value of a tensor"):
+    with pytest.raises(KernelcastError, match="needs the value of a tensor"):
         asked(lambda x, n: n.max().item(), ids)
-    with pytest.raises(KernelcastError, match="how large the result of nonzero is"):
+    with pytest.raises(KernelcastError, match="size of the result of nonzero"):
         asked(lambda x, n: n.nonzero(), ids)
 
 

@@ -1,1 +1,1 @@
-"""Measure kernels on a CUDA GPU: calls that are chosen, runners that launch them, timing, a table of what was seen."""
+"""Measure kernels on a CUDA GPU: which calls, runners that launch them, timing, a table of the results."""

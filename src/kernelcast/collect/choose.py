@@ -126,7 +126,7 @@ def _drawn(name: str, target: Gpu, count: int, seed: int) -> list[PlannedCall]:
 
 
 def _runnable(calls: Sequence[Kernel], target: Gpu) -> list[bool]:
-    """Whether each call fits this GPU's memory, formats and our patience."""
+    """Whether each call fits this GPU's memory, formats and the time limit of a call."""
     conditions = Conditions(predictor="generic")
     try:
         return [forecast.time_s <= LONGEST_S for forecast in predict_many(calls, target, conditions)]

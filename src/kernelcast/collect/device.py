@@ -68,7 +68,7 @@ class CudaDevice:
         }
 
     def _launched(self, planned: PlannedCall) -> dict[str, Any]:
-        """Once, so that its libraries are ready: the profile tells what its kernels take (``describe``)."""
+        """Run it once, so that its libraries are ready; the profile has the times of its kernels (``describe``)."""
         with torch.cuda.stream(stream()):
             ready = prepared(planned.call, self._pool)
             ready.launches[0]()

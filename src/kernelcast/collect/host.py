@@ -34,8 +34,8 @@ from kernelcast.tracing.traced import Trace
 from kernelcast.training.step import host_counts, predict_ops
 
 _WARM_UPS, _ROUNDS, _REPEATS = 3, 4, 8  # in rounds over all programs: a host's speed drifts within seconds
-# How far proportions of costs differ from those of the host that ships, as a share: what noisy programs do not tell
-# apart stays in proportion. By programs left out of three measured hosts: 16% off with 0.1 to 0.2, 17% with 0.5.
+# Prior spread of the costs' proportions around those of the bundled host: costs that noisy programs do not
+# distinguish stay in proportion. By programs left out of three measured hosts: 16% off with 0.1 to 0.2, 17% with 0.5.
 _SPREAD = 0.15
 _KERNELS = 300  # of a graph, and behind one another in a stream
 

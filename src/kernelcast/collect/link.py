@@ -26,7 +26,7 @@ _LONGEST_S = 0.2  # of the repeats of one size, about
 _SLEEP_CYCLES = 40_000_000  # the host is ahead before the first starts
 # Of a link's rate that good collectives sustain, as the generic estimate has it, which divides by it.
 SUSTAINED = 0.80
-_LEAST_SHARE = 0.05  # of the shortest time that a dependent message takes at least, where times tell nothing apart
+_LEAST_SHARE = 0.05  # of the shortest time: the least that a dependent message takes where times do not vary
 
 Say = Callable[[int, int, str], None]
 
@@ -78,7 +78,7 @@ class Link:
 
 
 def fitted(timed: Sequence[CollectiveTime], like: str, about: str) -> Fabric:
-    """The fabric that forecasts of these collectives need. ``like``: the catalogued kind that the link is."""
+    """The fabric that forecasts of these collectives need. ``like``: the catalogued fabric of the same type."""
     link = Link.of(timed)
     best = max(link.rates.values())
     rates = ", ".join(f"{world} GPUs {rate / 1e9:.4g}" for world, rate in link.rates.items())

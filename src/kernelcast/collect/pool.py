@@ -53,7 +53,7 @@ class TensorSpec:
 
 
 class TensorPool:
-    """Random numbers of each format, ``bytes`` of each, made when first asked for."""
+    """Random numbers of each format, ``bytes`` of each, created on first use."""
 
     def __init__(self, bytes: int, l2_bytes: int, seed: int = 0, device: str = "cuda") -> None:
         self._bytes = bytes
@@ -87,7 +87,7 @@ class TensorPool:
         return sets
 
     def _view(self, spec: TensorSpec, where: slice) -> Tensor:
-        """The memory at ``place``: random numbers, or the same place of the memory for results."""
+        """The memory at ``place``: random numbers, or the same offset of the memory for results."""
         dtype = spec.dtype
         if dtype not in self._data:
             self._data[dtype] = self._random(dtype)

@@ -150,7 +150,7 @@ def summary(
         counted_w = (last_j - first_j) / (last_s - first_s)
     power_w = counted_w if counted_w is not None else instant_w
     if power_w is None:
-        raise KernelcastError("the driver tells neither energy nor power of this GPU")
+        raise KernelcastError("the driver reports neither energy nor power of this GPU")
     series = [(round((at - start) * 1e3, 1), round(joules - changes[0][1], 3)) for at, joules in changes[:_MOST_SERIES]]
     reasons = 0
     for state in inside:

@@ -1,7 +1,7 @@
 """The one schema of a measurement table: what was called, where it ran, and how long it took.
 
 The columns of parameters are made from the registered kernel families, so a new kernel file needs no edit here.
-In a file a number that was not given is NULL; in memory it is NaN, and a word that was not given is None.
+In a file a number that was not given is NULL; in memory it is NaN, and a text that was not given is None.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SQL_TYPES = {"size": "BIGINT", "real": "DOUBLE", "flag": "BOOLEAN", "choice": "V
 # Beside the parameters of the ops, dtype and stack among them.
 # gpu: id in the catalogue. version: of the stack. kernel_source: the kernel as the source names it.
 # source: who published it. campaign: source/gpu/stack/version, one measuring of one stack on one GPU.
-# split: the source's own division into train and test. rotation: how many sets of weights passed between two uses
+# split: train or test, as the source has it. rotation: how many sets of weights passed between two uses
 # of one (1: the same call again and again); not given: weights came from DRAM. input_rotation: the same of activations;
 # not given: the kernel before had just made them, or the same were used again.
 IDENTITY = {

@@ -1,4 +1,4 @@
-"""Measure tasks one after another, each result kept at once, until all are done or the budget is.
+"""Measure tasks in sequence, each result saved at once, until all are done or the time budget is spent.
 
 Results are lines of JSON beside the output, written as they come: a run that was interrupted, or whose budget ended,
 goes on where it stopped. The Parquet is made from all lines.

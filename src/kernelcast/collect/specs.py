@@ -156,7 +156,7 @@ def _long(dtype: str, peak: float, results: Microbenchmarks) -> None:
         raise KernelcastError(results.skipped.get(dtype, "no burst of it ran"))
     meter = _meter()
     if meter is None:
-        raise KernelcastError("NVIDIA's driver tells no power and clocks here")
+        raise KernelcastError("NVIDIA's driver reports no power and clocks here")
     m, n, k = (int(side) for side in results.shapes[dtype].split(" x "))
     product = FORMATS[dtype](m, n, k)
     flops = 2.0 * m * n * k

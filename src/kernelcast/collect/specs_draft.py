@@ -18,9 +18,9 @@ from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids, load_gpu, parse_gpu
 from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES, path_of
 from kernelcast.hardware.load import CATALOGUE, base_values
 
-CLOSE = 0.01  # what the driver says of a catalogued GPU and the catalogue has: the catalogue's number stays
+CLOSE = 0.01  # relative difference up to which the catalogue's number stays, not the driver's
 _PCIE_LANE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-_NVLINK = {7: ("nvlink2", 25e9), 8: ("nvlink3", 25e9), 9: ("nvlink4", 25e9)}  # kind and bytes/s of one link, by major
+_NVLINK = {7: ("nvlink2", 25e9), 8: ("nvlink3", 25e9), 9: ("nvlink4", 25e9)}  # fabric and bytes/s of one link, by major
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def write(draft: GpuDraft) -> Gpu:
 
 def start_draft(properties: GpuProperties, path: Path, named: str | None = None) -> GpuDraft:
     """What CUDA and the driver say: enough to know which sizes to measure. ``named``: what it is in the catalogue,
-    where the driver's name does not tell."""
+    where the driver's name does not identify it."""
     if path.stem in gpu_ids():
         raise KernelcastError(
             f"{path.stem} is a GPU of the catalogue: name the file of your own otherwise, as in my_{path.stem}.toml"
@@ -161,16 +161,16 @@ def _new(properties: GpuProperties, path: Path) -> GpuDraft:
         registers_per_sm=properties.registers_per_sm, max_threads_per_sm=properties.max_threads_per_sm,
     )  # fmt: skip
     if board.sm_mhz is None or board.power_limit_w is None:
-        raise KernelcastError("NVIDIA's driver tells no highest clock and power limit here: a file cannot do without")
+        raise KernelcastError("NVIDIA's driver reports no highest clock and power limit here: a GPU file needs them")
     by_driver = f"measured by NVML ({properties.software})"
     draft = draft.given(by_driver, clock_boost_hz=board.sm_mhz * 1e6, power_w=board.power_limit_w)
-    draft = draft.given("not told by the driver: as the boost clock", clock_base_hz=board.sm_mhz * 1e6)
+    draft = draft.given("not reported by the driver: as the boost clock", clock_base_hz=board.sm_mhz * 1e6)
     if board.memory_mhz and board.memory_bits:
         rate = 2 * board.memory_mhz * 1e6 * board.memory_bits / 8
         memory_bus = f"{by_driver}: {board.memory_bits} bits at {board.memory_mhz:g} MHz, double data rate"
         draft = draft.given(memory_bus, dram_bytes_per_s=rate)
     else:
-        draft = draft.given("not told by the driver: to be replaced by what is read", dram_bytes_per_s=1e12)
+        draft = draft.given("not reported by the driver: to be replaced by a measurement", dram_bytes_per_s=1e12)
     ports = base_values(base)["l2_bytes_per_clk_sm"] * properties.sm_count
     draft = draft.given("estimate: the ports of all SMs", l2_bytes_per_clk=ports)
     draft = draft.given("estimate: to be replaced by what is measured", launch_floor_s=1e-6)

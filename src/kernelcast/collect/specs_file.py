@@ -19,7 +19,7 @@ from kernelcast.collect.specs_draft import CLOSE, GpuDraft, GpuProperties, Micro
 from kernelcast.hardware import Gpu, gpu
 
 _ROOM = 1.0001  # a peak above what was measured
-_DRAM_SHARE = 0.95  # of DRAM's rate that a plain read reaches (an H200: 4.56 of 4.8 TB/s), where the driver tells none
+_DRAM_SHARE = 0.95  # of DRAM's rate that a plain read reaches (an H200: 4.56 of 4.8 TB/s), without the driver's number
 _LEAST = 0.5  # of a 16-bit peak: below it the base's rate a clock is taken to be twice this GPU's
 _HALVED = ("bf16", "fp16", "tf32", "fp8")  # what GeForce cards run at half the rate
 
@@ -89,7 +89,7 @@ def _tensor(draft: GpuDraft, properties: GpuProperties, results: Microbenchmarks
     draft = draft.given(held + note, long_tensor_fraction=min(most, factor * lasting / _peak(target, sixteen)))
     clock = min(long.sm_mhz * 1e6, target.clock_boost_hz) if long.sm_mhz else None
     draft = draft.given(held, clock_sustained_hz=clock)
-    if long.by_power and target.tensor_flops_per_j is None:  # where whole models told it, theirs stays
+    if long.by_power and target.tensor_flops_per_j is None:  # where it was fitted to whole models, that number stays
         draft = draft.given(held, tensor_flops_per_j=lasting / target.power_w)
     return draft
 
@@ -135,12 +135,12 @@ def _dram(draft: GpuDraft, properties: GpuProperties, results: Microbenchmarks) 
     peak = draft.gpu.dram_bytes_per_s
     each = ", ".join(f"{name} {rate / 1e12:.4g}" for name, rate in measured.items())
     how = f"measured in TB/s: {each}; footprints far above L2, median of 5 or more replays ({properties.software})"
-    if "dram_bytes_per_s" in draft.numbers and draft.numbers["dram_bytes_per_s"][1].startswith("not told"):
+    if "dram_bytes_per_s" in draft.numbers and draft.numbers["dram_bytes_per_s"][1].startswith("not reported"):
         peak = best / _DRAM_SHARE
         draft = draft.given(f"{how}; taken to be {_DRAM_SHARE:.0%} of the peak", dram_bytes_per_s=peak)
     elif best > peak:
         peak = best * _ROOM
-        draft = draft.given(f"{how}; above the peak that was told", dram_bytes_per_s=peak)
+        draft = draft.given(f"{how}; above the peak that was given", dram_bytes_per_s=peak)
     if results.dram_decode is None:
         return draft
     factor, note = campaign_ratio("sustained_dram_fraction")
@@ -203,7 +203,7 @@ def _launch(draft: GpuDraft, properties: GpuProperties, results: Microbenchmarks
 
 
 def _notes(target: Gpu, properties: GpuProperties, results: Microbenchmarks) -> Iterator[str]:
-    """What was seen and is no number of a GPU file, for who reads it."""
+    """Measurements that are not part of a GPU file, for the report."""
     yield f"Measured on {properties.name} by `kernelcast collect --specs`; {properties.software}."
     clocks = target.sm_count * target.clock_boost_hz
     rates = (

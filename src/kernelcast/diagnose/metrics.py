@@ -123,7 +123,7 @@ class CallMetrics:
     narrow: CallForecast | None = None  # the same call in the run's format
     vector: CallForecast | None = None  # the same call over tensors of one layout
     run_dtype: str = "bf16"  # of the run's matrix products
-    fp32_is_meant: bool = False  # the user says so: it is no fallback then
+    fp32_is_meant: bool = False  # given by the user: not a fallback then
     launches: int = 1
     idle_us: float = 0.0
     chain: float = 0.0
@@ -132,7 +132,7 @@ class CallMetrics:
 
     @property
     def dtype(self) -> str:
-        """Of the arithmetic: the kernel's name knows best."""
+        """The format of the arithmetic: the wider of the call's and that in the kernel's name."""
         given = str(self.parameters.get("dtype", ""))
         if self.grid.dtype is not None and WIDTH_BITS.get(self.grid.dtype, 0) > WIDTH_BITS.get(given, 0):
             return self.grid.dtype

@@ -1,7 +1,8 @@
 """A CSV of Nsight Compute (``ncu --csv``, pages details and raw) -> measured kernels.
 
-Names and grids do not tell the sizes of a product: its inner axis is in neither. Such kernels are listed without a
-prediction, with what their launch and counters say. A vectorised element-wise kernel of PyTorch is matched by its grid.
+The sizes of a product cannot be read from names and grids: its inner axis is in neither. Such kernels are listed
+without a prediction, with what their launch and counters say. A vectorised element-wise kernel of PyTorch is matched by
+its grid.
 """
 
 from __future__ import annotations

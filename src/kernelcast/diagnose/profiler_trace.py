@@ -204,11 +204,11 @@ def _kernel_calls(launched: _LaunchedOp, gpu: Gpu) -> tuple[tuple[Launch, ...], 
         return _fused(launched.op)
     op = op_of(launched.op, names)
     if op is None:
-        return (), f"cannot tell the arguments of {launched.op['name']}"
+        return (), f"the arguments of {launched.op['name']} are unknown"
     try:
         costed = op_launches(_as_launched(op), settings)
     except (AttributeError, AssertionError, IndexError, KeyError, TypeError, ValueError):
-        return (), f"cannot tell the arguments of {launched.op['name']}"
+        return (), f"the arguments of {launched.op['name']} are unknown"
     if costed.by_bytes:
         return (), f"no model of {launched.op['name']}"
     return tuple(_with_backend(launch, op.name) for launch in costed.launches), ""

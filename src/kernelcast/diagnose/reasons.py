@@ -304,7 +304,7 @@ def wrong_tile(call: CallMetrics) -> Reason | None:
 
 
 def slower(call: CallMetrics) -> Reason | None:
-    """Beyond what calls like it take on this GPU, whatever the reason."""
+    """Slower than similar calls on this GPU, for a reason that no other rule explains."""
     forecast = call.forecast
     if forecast is None or call.measured_us <= min(
         max(forecast.high_us, SLOWER_RATIO * forecast.time_us), MUCH_SLOWER_RATIO * forecast.time_us
@@ -325,7 +325,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def reasons(call: CallMetrics) -> tuple[Reason, ...]:
-    """All that hold, what explains most first; ``slower`` only where they do not explain the half of it."""
+    """All rules that hold, those that explain most first; ``slower`` only where the others explain less than half."""
     holding = sorted((r for rule in RULES if (r := rule(call)) is not None), key=lambda r: -r.explained_us)
     rest = slower(call)
     if rest is not None and (not holding or holding[0].explained_us < EXPLAINED_SHARE * rest.explained_us):

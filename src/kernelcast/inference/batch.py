@@ -1,4 +1,4 @@
-"""Sequences of one pass, and many passes as columns; what of them the launches of a pass follow."""
+"""Sequences of one pass, and many passes as columns; the properties that the launches of a pass scale with."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Batch:
         return BatchTraits(*_traits(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past))
 
     def sizes(self, rows: int) -> LaunchSizes:
-        """What its launches follow; ``rows`` of the head."""
+        """The sizes that its launches scale with; ``rows``: of the head."""
         traits, contexts = self.traits, self.contexts
         new = {"batch": self.sequences, "q_len": self.new[0]} if traits.uniform_new else {"q_lens": self.new}
         lengths = {**new, "kv_len": contexts[0]} if traits.uniform else {"q_lens": self.new, "kv_lens": contexts}
@@ -79,7 +79,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchTraits:
-    """What of a batch decides which kernels run, beside the deployment."""
+    """The properties of a batch that decide which kernels run, beside the deployment."""
 
     uniform_new: bool  # all sequences have as many new tokens
     uniform: bool  # and as long a past: attention takes one size for all, else a list
@@ -103,7 +103,7 @@ def _traits(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_
 
 @dataclass(frozen=True)
 class LaunchSizes:
-    """What the sizes of launches follow, of one batch (numbers) or of many of one traits (columns). ``tokens`` and
+    """The sizes that launches scale with, of one batch (numbers) or of many of one traits (columns). ``tokens`` and
     ``rows`` (of the head) have each different value once; the others an entry each different batch."""
 
     traits: BatchTraits
@@ -145,7 +145,7 @@ class BatchColumns:
 
     @classmethod
     def concatenate(cls, parts: Sequence[BatchColumns]) -> BatchColumns:
-        """One after another."""
+        """The batches of all these, in order."""
         columns = {
             column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(cls)
         }
@@ -166,7 +166,7 @@ class BatchColumns:
         return Batch(new, past, int(self.head_rows[at]))
 
     def heaviest_part(self, ranks: int, micro_batches: int) -> tuple[BatchColumns, Ints]:
-        """What one rank runs of each, and in how many parts that follow one another: the heaviest part of the heaviest
+        """The micro-batch that one rank runs of each, and how many run in sequence: the heaviest part of the heaviest
         rank."""
         parts = np.minimum(micro_batches, -(-self.sequences // ranks))
         if ranks == micro_batches == 1:
@@ -186,7 +186,7 @@ class BatchColumns:
         return _traits(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past)
 
     def by_traits(self) -> list[tuple[BatchTraits, Rows]]:
-        """The different forms, and the rows of each."""
+        """The distinct traits, and the rows of each."""
         traits = self._traits
         codes = np.bitwise_or.reduce([column.astype(np.int64) << bit for bit, column in enumerate(traits)])
         return [
@@ -195,7 +195,7 @@ class BatchColumns:
         ]
 
     def sizes(self, traits: BatchTraits, rows: Ints) -> tuple[LaunchSizes, dict[str, Rows]]:
-        """Of batches of the same traits, with ``rows`` of the head each: what their launches scale with, and the entry
+        """The sizes that launches of batches with the same traits scale with (``rows``: of the head), and the entry
         of each batch (by ``Launch.scales_with``)."""
         tokens, tokens_at = np.unique(self.tokens, return_inverse=True)
         heads, heads_at = np.unique(rows, return_inverse=True)
@@ -218,7 +218,7 @@ class BatchColumns:
 
 
 def objects(items: Sequence[Any]) -> NDArray[Any]:
-    """A column of whatever these are; tuples stay tuples."""
+    """A column of these values; tuples stay tuples."""
     column = np.empty(len(items), dtype=object)
     for at, item in enumerate(items):
         column[at] = item

@@ -87,7 +87,7 @@ class BreakdownColumns:
         return self.parts.setdefault((phase, name), _PartTimes(self.count))
 
     def of(self, at: int) -> tuple[Share, ...]:
-        """Of one workload; adds up to its time."""
+        """The breakdown of one workload; adds up to its time."""
         return tuple(
             Share(phase, name, float(part.time_s[at]), float(part.kernels[at]),
                   _BOUND[int(part.bound_s[:, at].argmax())], _LEVELS[int(part.support_s[:, at].argmax())])
@@ -113,8 +113,8 @@ class BreakdownColumns:
 
 
 class BatchResults:
-    """Ask (make it), gather calls, and lay the passes out once their times are known. Times are (3, workloads): time,
-    low, high; of a workload that ``refused`` names they are NaN."""
+    """Create it, predict the ``calls`` it gathers, then compute the passes once their times are known. Times are (3,
+    workloads): time, low, high; of a workload that ``refused`` names they are NaN."""
 
     def __init__(self, deployment: Deployment, workloads: Sequence[Workload]) -> None:
         self.deployment, self.workloads = deployment, workloads

@@ -43,7 +43,7 @@ class Layout:
     micro_batches: int = 1
     gpus_per_node: int = GPUS_PER_NODE
     between_nodes: str = BETWEEN_NODES
-    link: str | None = None  # between the GPUs of a node; None: their own, as it was measured
+    link: str | None = None  # between the GPUs of a node; None: the GPU's own link, as measured
 
     def __post_init__(self) -> None:
         check_counts(self, "tp", "pp", "dp", "ep", "micro_batches", "gpus_per_node")
@@ -60,16 +60,16 @@ class Layout:
         return self.tp * self.dp // self.ep
 
     def near(self, gpu: Gpu, world: int) -> bool:
-        """Whether this many neighbours are of one node."""
+        """Whether a group of this many neighbours is on one node."""
         return world <= self.gpus_per_node or nvlink_domain(gpu)
 
     def fabric(self, gpu: Gpu, world: int) -> str | None:
-        """The link of a group of this many neighbours; None: the GPU's own."""
+        """The fabric of a group of this many neighbours; None: the GPU's own link."""
         return self.link if self.near(gpu, world) else self.between_nodes
 
 
 def check_counts(layout: Any, *names: str) -> None:
-    """Refuse what is no number of GPUs or parts, and links between nodes that nobody knows."""
+    """Refuse sizes that are not positive whole numbers, and unknown fabrics between nodes."""
     for name in names:
         value = getattr(layout, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

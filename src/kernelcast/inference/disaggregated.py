@@ -54,7 +54,7 @@ def transfer_fabric(prefill: Deployment, named: str | None) -> str | None:
 
 
 def kv_send(sent_bytes: float, fabric: str | None) -> Launch:
-    """One GPU's part to one other, in pieces that go one after another."""
+    """The transfers of one GPU's shard to one other GPU, in sequence."""
     pieces = max(1, math.ceil(sent_bytes / _PIECE_BYTES))
     parameters = {"dtype": "bf16", "fabric": fabric, "stack": "nccl"}
     return Launch(
@@ -63,13 +63,13 @@ def kv_send(sent_bytes: float, fabric: str | None) -> Launch:
 
 
 def send_time(launch: Launch, times: Times) -> Interval:
-    """How long it takes; ``times`` knows the call."""
+    """The time of the transfer; ``times`` has the call."""
     return times[launch.call].interval * launch.count
 
 
 HANDOVER = "handover"
 _PHASES = ("prefill", "decode")
-# What disaggregated deployments are off beyond their kernels (servers, routers, unknown settings), as a share:
+# Relative error of disaggregated deployments beyond their kernels (servers, routers, unknown settings):
 # set on every second of 96 measured ones, of which it holds 81%, and 83% of the others; without it 43% lie inside.
 _BEYOND = 0.2
 _ROUNDS = 12  # in which the requests that decode workers hold settle
@@ -364,13 +364,13 @@ def _kv_transfer(pools: DisaggregatedDeployment, batch: Inference) -> KvTransfer
 
 
 def _wider(interval: Interval) -> Interval:
-    """With what a deployment is off beyond its kernels, an independent error."""
+    """The interval widened by the error of whole deployments beyond their kernels, taken as independent."""
     more = Interval(0.0, -_BEYOND * interval.value, _BEYOND * interval.value)
     return independent([interval, more])
 
 
 def _rate(requests: float, interval: Interval) -> Interval:
-    """Requests a second: the fewest where it takes longest."""
+    """Requests per second; the low end is that of the longest time."""
     return Interval(requests / interval.value, requests / interval.high, requests / interval.low)
 
 

@@ -1,8 +1,8 @@
 """Static batches from prompt to last token: prefill, then decode steps until every request has its output.
 
 Decode steps differ only in how much attention reads, which grows evenly: a few steps are predicted and the rest lie on
-lines between them. Many batches are one question: those of one deployment are columns, and every different kernel call
-of a GPU is predicted once.
+lines between them. Many batches are predicted together: those of one deployment are columns, and every distinct kernel
+call of a GPU is predicted once.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Inference(Renamed, HtmlRepr):
 
     @cached_property
     def energy(self) -> Interval | None:
-        """Joules of all GPUs over the whole run, as one that follows others like it; None where no power model is."""
+        """Joules of all GPUs over the whole run, in a series of such runs; None without a power model."""
         return total(self.energies.values(), self.deployment.layout.gpus)
 
     @cached_property
@@ -120,7 +120,7 @@ class Inference(Renamed, HtmlRepr):
 
     @property
     def ttft_s(self) -> float:
-        """Of the last request: when the prompts of the whole batch are read."""
+        """Of the last request: when the prompts of the whole batch are prefilled."""
         return self.prefill.value
 
     @cached_property
@@ -166,7 +166,7 @@ class Inference(Renamed, HtmlRepr):
 
 
 def learn_activities(inferences: Sequence[Inference]) -> None:
-    """What kernels of several batches on one GPU keep busy, all at once: batch by batch it takes longer."""
+    """Compute the pipeline activity of the kernels of several batches at once, which is faster than batch by batch."""
     if inferences and power_model(inferences[0].deployment.gpu) is not None:
         activities(
             [launch.call for inference in inferences for each in inference.passes for launch in each.launches],
@@ -213,7 +213,7 @@ def infer_columns(cases: Cases, conditions: Conditions = DEFAULT) -> dict[str, N
     """Predict many batches, columns out: one entry a case, in order; ``Inference`` says what each column means.
 
     Times: ttft_s, prefill_s, decode_s, total_s, tpot_s, step_s, each also as *_low and *_high. Numbers: tokens_per_s,
-    steps, output_tokens, flops, mfu, bandwidth_use, memory_bytes, available_bytes; fits: true or false. Words: bound_by
+    steps, output_tokens, flops, mfu, bandwidth_use, memory_bytes, available_bytes; fits: true or false. Texts: bound_by
     (what binds most of the time), support, and refused: None, or why there is no answer. Of a case that is refused
     times and what follows from them are NaN, bound_by and support None.
     """
@@ -279,7 +279,7 @@ def _by_gpu(cases: Cases) -> list[tuple[Gpu, list[list[int]]]]:
 
 @dataclass
 class _PendingResults:
-    """Answers on one GPU under way: their calls are predicted in one table."""
+    """Batches on one GPU whose calls are predicted in one table."""
 
     times: Times
     calls: CallTable = field(default_factory=CallTable)
@@ -336,7 +336,7 @@ def faster_kernels(inference: Inference) -> list[FasterKernel]:
             continue
         try:
             inference.times.predict([call, *others])
-        except KernelcastError:  # one of them is refused: it could not be had
+        except KernelcastError:  # one of them is refused: it cannot run here
             continue
         times_s = {other: inference.times[other].interval.value for other in others}
         best, used_s = min(times_s, key=times_s.__getitem__), inference.times[call].interval.value

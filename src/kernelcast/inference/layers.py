@@ -48,7 +48,7 @@ _FOLLOWS = {"attention": "lengths", "linear attention": "lengths", "head": "sequ
 
 
 class PassContext:
-    """One pass under way (or many of one traits, with columns for sizes): the deployment's parts at hand."""
+    """One pass (or many of the same traits, with columns for sizes) and the parts of its deployment."""
 
     def __init__(self, deployment: Deployment, sizes: LaunchSizes) -> None:
         self.deployment = deployment
@@ -119,7 +119,7 @@ class PassContext:
         return _ACTIVATIONS[name]
 
     def backend(self, op: str) -> str | None:
-        """What the stack whose kernels run takes for its attention."""
+        """The attention backend of the stack whose kernels run."""
         stack = self.stack.mla_kernels if op == "mla" else self.stack.kernels
         parameters = {"stack": stack, "dtype": self.precision.vectors, "kv_dtype": self.precision.cache}
         return stack_backend(op, parameters, self.gpu)
@@ -201,7 +201,7 @@ def _latent_parts(ctx: PassContext, mixer: LatentAttention, count: int) -> Itera
     if mixer.q_lora_rank is None:
         yield ctx.gemm("projections", count, tokens, query, width)
         yield ctx.gemm("projections", count, tokens, latent + mixer.qk_rope_head_dim, width)
-    else:  # both ways down in one product, whole on every GPU
+    else:  # both down projections in one product, replicated on every GPU
         down = mixer.q_lora_rank + latent + mixer.qk_rope_head_dim
         yield ctx.gemm("projections", count, tokens, down, width)
         yield from ctx.elementwise("norms", "rmsnorm", count, rows=tokens, cols=mixer.q_lora_rank)
@@ -261,7 +261,7 @@ def _gated_delta(ctx: PassContext, mixer: LinearAttention, count: int) -> Iterat
 
 
 def _kda(ctx: PassContext, mixer: Kda, count: int) -> Iterator[Launch]:
-    """The first steps of the decay and of a low-rank gate are whole on every GPU."""
+    """The down projections of the decay and of a low-rank gate are replicated on every GPU."""
     tp, sizes, width = ctx.layout.tp, ctx.sizes.new, mixer.width // ctx.layout.tp
     ranks = [mixer.decay_rank, *([mixer.gate_rank] if mixer.gate_rank else [])]
     yield ctx.gemm("projections", count, ctx.tokens, sum(ranks) + (mixer.in_width - sum(ranks)) // tp,
@@ -330,7 +330,7 @@ def dispatch_combine(ctx: PassContext, block: Experts, count: int) -> DispatchCo
 
 
 def _one_byte(ctx: PassContext) -> bool:
-    """Whether tokens are sent in eight bits: as the experts take them."""
+    """Whether tokens are dispatched in 8 bits, the format of the experts' products."""
     return ctx.routed not in ("bf16", "fp16", "fp32", "tf32", "int4", "int8_wo", "mxfp4")
 
 
@@ -378,7 +378,7 @@ def _alltoall(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
 
 
 def _exchange_sizes(ctx: PassContext, block: Experts) -> dict[str, Any]:
-    """GPUs that share a rank's tokens send a part each."""
+    """GPUs that share a rank's tokens each send a shard of them."""
     layout = ctx.layout
     return {"tokens": -(-ctx.tokens // layout.tp), "hidden": block.width(ctx.model.hidden), "topk": block.topk,
             "experts": block.experts, "world": layout.tp * layout.dp}  # fmt: skip
@@ -437,7 +437,7 @@ def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     if block.shared:
         for launch in dense(ctx, block.shared, count, "shared experts"):
             yield replace(launch, overlaps="experts" if ctx.stack.shared_stream else "")
-        if layout.dp > 1:  # else the sum over the experts has it
+        if layout.dp > 1:  # else it is part of the sum over the experts
             yield from ctx.tensor_parallel_sum(count)
         yield from ctx.elementwise("residual", "add", count, rows=ctx.tokens, cols=hidden)
     if layout.dp == 1:

@@ -31,7 +31,7 @@ def memory(deployment: Deployment, contexts: Mapping[int, int], step_tokens: int
 
 
 def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: Any) -> Memory:
-    """With a cache of so many bytes: one memory, or columns of many."""
+    """The memory with a cache of so many bytes: of one batch, or columns of many."""
     gpu, stack = deployment.gpu, deployment.stack
     parts = {
         "weights": weight_bytes(deployment),
@@ -74,8 +74,8 @@ def _number_bytes(deployment: Deployment, dtype: str) -> float:
 
 
 def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
-    """Weights that one GPU reads in a step of so many tokens of text: all but rows of the embedding that nobody asks
-    for, images' tower, and experts that no token goes to (each of E is missed by a token with probability
+    """Weights that one GPU reads in a step of so many text tokens: all but unused rows of the embedding, the vision
+    encoder, and experts that no token is routed to (each of E is missed by a token with probability
     1 - topk / E). Columns: columns."""
     model, layout, formats = deployment.model, deployment.layout, deployment.precision
     unread = 0.0
@@ -131,7 +131,7 @@ class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong
 
 
 def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> DoesNotFit:
-    """By how much a batch does not, and what would."""
+    """By how much a batch does not fit, and what would fit."""
     gib = 2**30
     need = f"{memory.used_bytes / gib:.1f} GiB a GPU (weights {memory['weights'] / gib:.1f}, KV cache " \
            f"{memory['cache'] / gib:.1f}, activations {memory['activation'] / gib:.1f}, " \
@@ -196,6 +196,6 @@ def _largest(fits: Callable[[Ints], NDArray[np.bool_]]) -> int:
     low, high = int(powers[count - 1]), int(powers[count])
     while high - low > 1:
         between = np.unique(np.linspace(low, high, _STEPS).astype(np.int64))
-        count = int(fits(between[:-1]).sum())  # the first does, the last does not
+        count = int(fits(between[:-1]).sum())  # the first fits, the last does not
         low, high = int(between[count - 1]), int(between[count])
     return low

@@ -34,11 +34,11 @@ from kernelcast.stacks import Stack
 
 _SMALL_STEP_TOKENS = 256
 OVERLAPS = ("experts", "all")  # what kernels of a second stream run beside (``Launch.beside``)
-# What whole passes are off beyond the intervals of their kernels (clocks, caches, kernels that are not modelled):
-# set on every second of PipeWeave's measured cases; `kernelcast evaluate served` tells how many of the others it holds.
+# Relative error of whole passes beyond the intervals of their kernels (clocks, caches, kernels that are not modelled):
+# set on every second of PipeWeave's measured cases; `kernelcast evaluate served` scores its coverage of the others.
 PASS_SPREAD = (0.025, 0.025)
 POWER_LIMIT = "power limit"  # the part of a pass that a lowered clock adds
-HOST_RANGE = (0.7, 2.0)  # of a stack's host times, what those of other machines are: seldom faster, often slower
+HOST_RANGE = (0.7, 2.0)  # host times of other machines over those of the stack: seldom faster, often slower
 PHASES = ("prefill", "decode")
 _LEVELS = tuple(SUPPORT)
 
@@ -54,7 +54,7 @@ def visible_share(overlap: str, hiding_s: Any, beside_s: Any, dram_s: Any, token
 
 
 def pass_deviation(kernels_s: Any, deviation_s: Any, end: int) -> Any:
-    """How far a pass may be off, below (end 0) or above (1): its kernels, and what whole passes are off beyond them."""
+    """The deviation of a pass below (end 0) or above (1): of its kernels, and of whole passes beyond them."""
     return (deviation_s**2 + (PASS_SPREAD[end] * kernels_s) ** 2) ** 0.5
 
 
@@ -106,8 +106,8 @@ class PassKernels:
                 self._add(group)
 
     def _add(self, group: PassGroup) -> None:
-        """The kernels of a group. What one network says is wrong the same way wherever it runs, different networks err
-        independently (``schedule.joined``)."""
+        """The kernels of a group. Errors of one network are fully correlated, those of different networks
+        independent (``schedule.joined``)."""
         networks: dict[str, Array] = {}
         for launches, calls, entry in group.tables():
             counts = np.array([launch.count for launch in launches])
@@ -178,7 +178,7 @@ class PassKernels:
             yield launch, entry, int(calls[entry])
 
     def refusal(self, rows: Iterable[int]) -> KernelcastError | None:
-        """Why the first of these passes that cannot be predicted cannot."""
+        """The error of the first of these passes that cannot be predicted."""
         for row in rows:
             for launch, entry, call in self.launches(row):
                 if call in self.times.errors.messages:
@@ -298,7 +298,7 @@ class PassTimes(PassKernels):
         self.intervals_s = whole + self.power_s + self.host_s * np.array([[1.0], *([x] for x in self.host_range)])
 
     def _host_s(self, kernels_s: Array) -> Array:
-        """What the GPU waits for: launches that are slower than the kernels, gaps of a graph, the engine's own work."""
+        """The time that the GPU waits: launches slower than the kernels, gaps of a graph, the engine's host work."""
         stack, (launches, launching_s) = self.stack, self.launched(self.stack)
         graph = stack.replays(self.batches.tokens, decodes=self.decodes)
         waits = np.where(graph, launches * stack.gap_s, np.maximum(0.0, launching_s - kernels_s))
@@ -313,7 +313,7 @@ class PassTimes(PassKernels):
         return np.array([sum_by_owner(self.owner, weights * end, self.count) for end in self.intervals_s])
 
     def refused(self, at: int) -> KernelcastError | None:
-        """Why a workload cannot be predicted."""
+        """The reason why a workload cannot be predicted."""
         return self.refusal(range(*self.starts[at : at + 2]))
 
     def of(self, at: int) -> list[PassTime]:

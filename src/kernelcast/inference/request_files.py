@@ -26,7 +26,7 @@ def numbers(cells: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def whole_numbers(values: NDArray[np.float64], least: int) -> NDArray[np.bool_]:
-    """Which are whole numbers from ``least`` on."""
+    """Which are whole numbers of at least ``least``."""
     with np.errstate(invalid="ignore"):
         return (values >= least) & (values < 2**53) & (np.floor(values) == values)
 
@@ -39,7 +39,7 @@ def texts(cells: NDArray[Any]) -> list[str | None]:
 
 
 def cell_text(cell: Any) -> str:
-    """As the file has it, not all of what is long."""
+    """The cell as the file has it, long ones shortened."""
     if isinstance(cell, np.ndarray):
         cell = cell.tolist()
     if cell is None or cell is np.ma.masked or cell != cell:

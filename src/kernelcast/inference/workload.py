@@ -69,7 +69,7 @@ class Workload:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cached: tuple[int, ...] = ()
-    chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: as the stack's scheduler takes them
+    chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: the scheduler's default
     speculation: Speculation | None = None
     images: tuple[ImageBatch, ...] = ()  # their tokens are among ``inputs``
 
@@ -111,7 +111,7 @@ class Workload:
 
     @property
     def verified_tokens(self) -> int:
-        """Tokens of a request that go through a decode step: one, and those guessed."""
+        """Tokens of a request that a decode step verifies: one, and the draft tokens."""
         return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
     def on(self, deployment: Deployment) -> Workload:
@@ -168,15 +168,15 @@ def _spread(start: int, end: int, count: int) -> tuple[int, ...]:
 
 
 def _batch(taken: list[tuple[int, int]]) -> Batch:
-    """Of (new, past) of each sequence."""
+    """A batch from (new, past) of each sequence."""
     return Batch(tuple(new for new, _ in taken), tuple(past for _, past in taken))
 
 
 def with_images(workload: Workload, deployment: Deployment, images: int, side: int) -> Workload:
-    """The workload with so many images of so many pixels a side before each prompt. Towers run in 16 bits, whole on
-    each tensor parallel GPU: images are split over them (vLLM's --mm-encoder-tp-mode data)."""
+    """The workload with so many images of so many pixels a side before each prompt. Encoders run in 16 bits, replicated
+    on each tensor parallel GPU: images are split over them (vLLM's --mm-encoder-tp-mode data)."""
     towers = vision_encoders(deployment.model, side)
-    assert deployment.model.vision is not None  # else there are no towers
+    assert deployment.model.vision is not None  # else there are no vision encoders
     added = images * deployment.model.vision.tokens(side)
     each = -(-len(workload.inputs) * images // deployment.layout.tp)
     read = tuple(ImageBatch(_alone(deployment, tower), count * each, patches) for tower, count, patches in towers)
@@ -190,7 +190,7 @@ def _alone(deployment: Deployment, tower: Architecture) -> Deployment:
 
 
 def sum_by_owner(owner: Ints, values: Array | Ints, count: int) -> Array:
-    """The values of each of ``count`` owners, added up one after another: the same sum whoever else is there."""
+    """The sum of the values of each of ``count`` owners, in order, so that it does not depend on other owners."""
     return np.bincount(owner, values, count).astype(np.float64, copy=False)
 
 
@@ -244,7 +244,7 @@ class RequestColumns:
 
 @dataclass(frozen=True)
 class WorkloadPasses:
-    """Passes of the prefill, each different one once, then those of decode steps. ``counts``: how many each stands for;
+    """The distinct passes of the prefill, then those of decode steps. ``counts``: how many each stands for;
     ``order``: of the prefill's passes one after another, the row of each; ``count``: of decode steps."""
 
     batches: BatchColumns
@@ -254,7 +254,7 @@ class WorkloadPasses:
     count: int
 
     def drafted(self, draft_tokens: int) -> WorkloadPasses:
-        """Of the draft model: its prefill, and one pass in the middle of the decode for all of its guesses."""
+        """Passes of the draft model: its prefill, and one pass in the middle of the decode for all draft tokens."""
         prefills, decodes = np.flatnonzero(~self.decodes), np.flatnonzero(self.decodes)
         middle = self.batches.batch(int(decodes[len(decodes) // 2]))
         draft = BatchColumns.of([Batch(len(middle.new) * (1,), middle.past)])
@@ -282,7 +282,7 @@ def workload_passes(workload: Workload) -> WorkloadPasses:
 
 
 def image_passes(workload: Workload, tower: Deployment) -> WorkloadPasses:
-    """Of the vision encoder: one pass, before any prompt."""
+    """The pass of the vision encoder, before any prompt."""
     (images,) = (each for each in workload.images if each.tower is tower)
     read = _evenly([(images.sequences, images.patches, 0)])
     return WorkloadPasses(read, np.ones(1), np.zeros(1, dtype=bool), np.zeros(1, dtype=np.intp), 0)
@@ -297,7 +297,7 @@ def _steps(prefills: BatchColumns, order: Rows, steps: tuple[int, ...], decodes:
 
 
 def _listed(batches: Sequence[Batch]) -> tuple[BatchColumns, Rows]:
-    """The different ones, and the row of each."""
+    """The distinct batches, and the row of each."""
     known: dict[Batch, int] = {}
     order = [known.setdefault(batch, len(known)) for batch in batches]
     return BatchColumns.of(list(known)), np.array(order, dtype=np.intp)
@@ -338,7 +338,7 @@ def _chunk(start: int, size: int, tokens: int, past: int) -> Batch:
 
 
 def _evenly(rows: Sequence[tuple[int, int, int]], head_rows: int = 1) -> BatchColumns:
-    """Of (sequences, new, past) of each."""
+    """Batches from (sequences, new, past) of each."""
     sequences, new, past = np.array(rows, dtype=np.int64).reshape(-1, 3).T
     return BatchColumns.uniform(sequences, new, past, head_rows)
 

@@ -56,7 +56,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the published checkpoint stores its matrices, in Hugging Face's words (``quantization_config``)."""
+    """How the published checkpoint stores its matrices, in Hugging Face's terms (``quantization_config``)."""
 
     method: str  # quant_method: fp8, mxfp4, ...
     weight_block: tuple[int, ...] | None = None  # weight_block_size: rows and columns that share one scale

@@ -53,7 +53,7 @@ def _locate(text: str) -> tuple[str, Path]:
 
 
 def hub_name(name_or_path: str | os.PathLike[str]) -> str:
-    """What an engine loads: a Hugging Face id where one is known, else the name or folder as it was given."""
+    """The name that an engine loads: a Hugging Face id where known, else the name or folder as given."""
     text = os.fspath(name_or_path)
     stem = _stem(text)
     if stem is None:

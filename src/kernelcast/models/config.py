@@ -93,7 +93,7 @@ def _fields(config: Mapping[str, Any], name: str | None) -> Fields:
 
 
 def _unknown_type(config: Mapping[str, Any], label: str, model_type: str) -> KernelcastError:
-    """What is unknown, what is nearest, by name and by fields, and what can still be said."""
+    """The error for an unknown model_type: the nearest known types, by name and by fields."""
     text = config.get("text_config")
     fields = {key: value for key, value in (text if isinstance(text, Mapping) else config).items() if key[:1] != "_"}
     alike = _alike(fields)

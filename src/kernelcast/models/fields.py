@@ -289,7 +289,7 @@ def rope_layers(f: Fields) -> tuple[bool, ...]:
     layers = layer_count(f)
     if marks := f.integers("no_rope_layers"):
         if len(marks) != layers:
-            raise f.refuse(f"'no_rope_layers' has {len(marks)} entries; num_hidden_layers asks for {layers}")
+            raise f.refuse(f"'no_rope_layers' has {len(marks)} entries; num_hidden_layers is {layers}")
         return tuple(map(bool, marks))
     return tuple((i + 1) % f.count("no_rope_layer_interval") != 0 for i in range(layers))
 

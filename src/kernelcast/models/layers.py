@@ -103,7 +103,7 @@ class Experts:
     def __post_init__(self) -> None:
         if self.topk > self.experts:
             raise KernelcastError(
-                f"each token asks for {self.topk} of {self.experts} experts; "
+                f"each token is routed to {self.topk} of {self.experts} experts; "
                 "num_experts_per_tok has to be at most the number of experts"
             )
 

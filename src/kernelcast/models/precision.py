@@ -26,7 +26,7 @@ WEIGHTS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp8_block", "int8", "int4", "
 WEIGHT_ONLY = {"nvfp4": "int4", "fp8": "int8_wo", "fp8_block": "int8_wo", "int8": "int8_wo"}
 CACHE = ("bf16", "fp16", "fp8")
 _UNQUANTISED = ("bf16", "fp16", "fp32", "tf32")
-# Modules that tell a part of a layer; engines and exporters name them alike, but for Nemotron-H's.
+# Modules that identify a part of a layer; engines and exporters use the same names, except for Nemotron-H's.
 _ATTENTION = ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.o_proj")
 _NEMOTRON_ATTENTION = ("mixer.in_proj", "mixer.out_proj", "mixer.q_proj", "mixer.o_proj")
 # a config with one of these has experts

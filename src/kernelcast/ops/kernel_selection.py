@@ -82,7 +82,7 @@ def kernel_choice(
     stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, exact_stack: bool = False,
     phase: str | None = None,
 ) -> KernelChoice | None:  # fmt: skip
-    """The file's entry for a call. ``own``: only an entry of this stack, not one of any stack."""
+    """The file's entry for a call. ``exact_stack``: only an entry of this stack, not one of any stack."""
     return kernel_choices().find(stack, gpu, op, dtype, kv_dtype, exact_stack, phase)
 
 

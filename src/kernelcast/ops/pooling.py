@@ -29,7 +29,7 @@ _INSTRUCTIONS = {
 _VOLUME_CYCLES, _LAST_CYCLES, _LAST_BACK_CYCLES, _ATOMIC_CYCLES = 450.0, 550.0, 1200.0, 1200.0
 _WINDOW_CYCLES = 330.0  # of an element of a window, where there are too few CTAs to hide it
 _MEAN_CYCLES, _MEAN_BEFORE = 75.0, 40.0  # of an element of an adaptive window, whose loads overlap; of the indices
-_REDUCED_CYCLES, _SWAPPED_CYCLES = 150.0, 700.0  # of an atomic of 32 bits, and of 16, which swaps a word of two
+_REDUCED_CYCLES, _SWAPPED_CYCLES = 150.0, 700.0  # of an atomic of 32 bits, and of 16, which swaps 32
 _AXES = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
 
 

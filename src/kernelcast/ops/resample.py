@@ -16,11 +16,11 @@ _FLOPS = {"nearest": 0.0, "bilinear": 7.0, "bicubic": 60.0}
 # Of a thread for an output: the divisions that give its image, channel, row and column; more with channels last.
 _OFFSET_INSTRUCTIONS = {"nchw": 47.0, "nhwc": 136.0}
 _NEIGHBOUR_INSTRUCTIONS, _LOOP_INSTRUCTIONS = 20.0, 4.0  # per input; where its offset is known from the last image
-_ATOMIC_INSTRUCTIONS = {"nchw": 110.0, "nhwc": 30.0}  # rows of a map are added to in the same words of 32 bits
+_ATOMIC_INSTRUCTIONS = {"nchw": 110.0, "nhwc": 30.0}  # rows of a map are added to the same 32-bit addresses
 _THREADS = 1024.0
 _STEP_CYCLES = 40.0
 # Of an image and channel, in a thread that goes through all of them (2,048: 852 us bilinear, 1,338 us bicubic, 11 ms
-# where its neighbours in the warp are a row of channels apart, 50 ms adding sixteen to words that others add to).
+# where its neighbours in the warp are a row of channels apart, 50 ms adding sixteen to addresses that others add to).
 _LOOP_CYCLES = {"bilinear": 820.0, "bicubic": 1290.0}
 _SCATTERED_CYCLES, _ADDING_CYCLES = 10900.0, 48000.0
 _GATHERED_CYCLES = 330.0  # of an output of an image that a thread adds up
@@ -115,7 +115,7 @@ class InterpolateBackward(_Interpolate):
             return (work,)
         adds = _NEIGHBOURS[mode]
         atomic = _ATOMIC_INSTRUCTIONS[calls.choice("layout")] * np.full_like(planes, 0.7 if element_bytes == 4 else 1.0)
-        if element_bytes < 4 and not channels_last(calls):  # lanes of a warp add to the same words, one after another
+        if element_bytes < 4 and not channels_last(calls):  # lanes of a warp add to the same addresses, serialised
             atomic *= np.maximum(1.0, calls["out_width"] / calls["width"] / 2) ** _CONTENTION
         loops = planes if mode == "bicubic" else np.ones_like(planes)
         work = each_output(

@@ -22,7 +22,7 @@ class SpatialKernel(Kernel):
 
 
 class FeatureMapKernel(SpatialKernel):
-    """A layer that does not tell rows from columns."""
+    """A layer that treats rows and columns alike."""
 
     batch: int = size("images")
     channels: int = size("channels")

@@ -33,9 +33,9 @@ from kernelcast.serving.traces import read_trace
 
 
 def read_bench(path: Path, *, seed: int = 0) -> BenchResult:
-    """A file (or, of inference-perf, a folder) with results, whatever it comes from; the last run of several.
+    """A file (or, of inference-perf, a folder) with results of any of these benchmarks; the last run of several.
 
-    ``seed``: of a load that has to be made again, since the file has no requests one by one.
+    ``seed``: of a load that is drawn again, since the file does not list its requests.
     """
     try:
         return _read(path, seed)
@@ -137,14 +137,14 @@ _LONG_RUN = "the file has no requests one by one (vLLM: --save-detailed; SGLang:
 
 
 def bench_format(result: Mapping[str, Any]) -> str:
-    """vllm, sglang, or '' for something else."""
+    """The benchmark that wrote a result: vllm, sglang, or '' for anything else."""
     if "mean_e2e_latency_ms" in result or "sharegpt_output_len" in result:
         return "sglang"
     return "vllm" if "request_throughput" in result and "completed" in result else ""
 
 
 def read_result(path: Path, result: Mapping[str, Any], *, seed: int = 0, notes: tuple[str, ...] = ()) -> BenchResult:
-    """One run."""
+    """The result of one run."""
     benchmark = bench_format(result)
     server = server_settings({**result, **_server_info(result)})
     measured = {_name(key): value for key in result if _is_metric(key) and (value := _number(result[key])) is not None}
@@ -173,7 +173,7 @@ def read_result(path: Path, result: Mapping[str, Any], *, seed: int = 0, notes: 
 
 
 class _Sent:
-    """Requests one by one, as the file has them."""
+    """The requests that the file lists."""
 
     def __init__(self, path: Path, result: Mapping[str, Any], seed: int) -> None:
         self.path, self.result = path, result
@@ -200,7 +200,7 @@ class _Sent:
         return times
 
     def good(self) -> NDArray[np.bool_]:
-        """Which completed."""
+        """Which requests completed."""
         good = (self.inputs > 0) & (self.outputs > 0)
         errors = self.result.get("errors")
         if isinstance(errors, list) and len(errors) == len(good):

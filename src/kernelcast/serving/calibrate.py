@@ -1,8 +1,8 @@
-"""Server overheads beyond kernel forecasts, fitted to the server's benchmark by simulating it again and again.
+"""Server overheads beyond kernel forecasts, fitted to the server's benchmark by simulating it repeatedly.
 
-Minimised are the squared logarithms of predicted over measured latencies, of each request and of the means and
-percentiles of all, each in units of its noise: a first token that just missed a step tells less than the many steps
-behind it. And how far overheads move from where they began, so that one the benchmark says nothing about stays.
+The objective is the sum of squared logarithms of predicted over measured latencies, of each request and of the means
+and percentiles of all, each weighted by its noise: the time to first token of one request is noisier than its many
+decode steps. A penalty on the distance from the initial overheads keeps those that the benchmark does not constrain.
 The search is Levenberg's and Marquardt's, with slopes from simulations a good step apart, since a run jumps where a
 request just makes a step or just does not.
 """
@@ -49,7 +49,7 @@ _HELD = 0.8  # of the figures, that the interval of a measured server holds
 
 @dataclass(frozen=True, eq=False)
 class CalibrationRequests:
-    """Which requests are fitted on: ``rows`` of the load, or the summary (of a stage) where they are not one by one."""
+    """The requests that are fitted: ``rows`` of the load, or the summary (of a stage) where they are not listed."""
 
     name: str
     rows: Rows
@@ -103,7 +103,7 @@ def calibration_requests(bench: BenchResult, calibrate_on: str | None) -> Calibr
 
 
 def least_spread(bench: BenchResult) -> float:
-    """By how much, as a share, a simulation of the load is off in any case; a load that was made again, by more."""
+    """The least relative error of a simulation; larger for a load that was drawn again."""
     return _SPREADS[0] if _one_by_one(bench) else _SPREADS[_SUMMARY]
 
 
@@ -127,7 +127,7 @@ def calibrate(bench: BenchResult, service: Service, part: CalibrationRequests, t
 
 
 def _searched(problem: _Objective, at: Array, progress: Callable[[int, int], None] | None) -> Array:
-    """From ``at`` downhill until little is gained."""
+    """Minimise from ``at`` until a step gains little."""
     here, damping = problem.residuals(at), 1e-2
     cost = float(here @ here)
     for count in range(_ROUNDS):
@@ -149,7 +149,7 @@ def _searched(problem: _Objective, at: Array, progress: Callable[[int, int], Non
 
 
 class _Objective:
-    """Residuals of a service with any overheads, in scales from where they began."""
+    """Residuals of a service as a function of its overheads, in scales from their initial values."""
 
     def __init__(
         self, bench: BenchResult, service: Service, part: CalibrationRequests, tables: StepTimeTables, seed: int
@@ -196,7 +196,7 @@ class _Objective:
         return cluster, RequestTimes.of(cluster.requests, self._load)
 
     def weigh(self, at: Array) -> None:
-        """The noise of requests: how far they lie from this run, but for what all have in common."""
+        """Set the noise of requests: the spread of their errors around the median error."""
         if self.one_by_one:
             errors = self._errors(self._served(at)[1])
             self._noise |= {name: 1.48 * float(np.median(np.abs(e - np.median(e)))) for name, e in errors.items()}
@@ -214,7 +214,7 @@ class _Objective:
         return np.concatenate(parts)
 
     def error(self, at: Array) -> float:
-        """The usual one of means and percentiles."""
+        """Root mean square of the log errors of means and percentiles."""
         return float(np.sqrt(np.mean(np.square(list(self._wholes(*self._served(at)).values())))))
 
     def _wholes(self, cluster: Cluster, served: RequestTimes) -> dict[tuple[str, str], float]:
@@ -231,7 +231,7 @@ class _Objective:
         return {name: errors[np.isfinite(errors)] for name, errors in logs.items() if np.isfinite(errors).any()}
 
     def slopes(self, at: Array) -> Array:
-        """From both sides: what jumps on one of them weighs half."""
+        """Central differences: a jump on one side has half the weight."""
         columns = []
         for number in range(len(at)):
             step = np.zeros(len(at))
@@ -263,7 +263,7 @@ class _Objective:
 
 
 def _with(service: Service, stack: Stack) -> Service:
-    """The same with another stack; pools that share a deployment still do."""
+    """The service with another stack; pools that share a deployment still do."""
     deployment = replace(service.pool.deployment, stack=stack)
     pool, prefill = replace(service.pool, deployment=deployment), service.prefill
     if prefill is not None:
@@ -273,7 +273,7 @@ def _with(service: Service, stack: Stack) -> Service:
 
 
 def _needed(bench: BenchResult, rows: Rows) -> Rows:
-    """Requests that were under way beside those of the part, and all before: whoever came later changed nothing."""
+    """The requests that ran beside those of the part, and all before: later ones did not affect it."""
     lasted = bench.e2el_s if bench.e2el_s is not None else bench.ttft_s
     assert lasted is not None
     if bench.load.max_concurrency:  # when each was sent is not known

@@ -1,4 +1,4 @@
-"""One engine: its ranks step mixed_steps, each step as long as the busiest rank's."""
+"""One engine: its ranks step in lockstep, each step as long as that of the busiest rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_STEPS = 512  # that are taken together
 
 @dataclass
 class _RunningSteps:
-    """Steps under way: they end at ``start_s + ends_s``; ``count`` of them will be run."""
+    """Running steps: they end at ``start_s + ends_s``; ``count`` of them will be run."""
 
     start_s: float
     ends_s: list[float] | Array
@@ -35,8 +35,8 @@ class Engine:
         self.ranks, self.times, self.variant, self._log = ranks, times, variant, log
         self.next_s = math.inf
         self._under: _RunningSteps | None = None
-        # A scheduler that works ahead has the next step ready when one begins: who comes during a step is looked at
-        # when it ends, and runs in the one after the next.
+        # An asynchronous scheduler has the next step ready when one begins: a request that arrives during a step is
+        # considered when that step ends, and runs in the step after the next.
         self._ahead = ranks[0].settings.async_scheduling
         self._every = ranks[0].settings.recv_interval
         self._arrived: deque[tuple[float, Request]] = deque()
@@ -52,7 +52,8 @@ class Engine:
         return sum(rank.load for rank in self.ranks) + len(self._arrived)
 
     def submit(self, request: Request, now_s: float) -> None:
-        """It is looked at when the step under way ends (or, of a scheduler that works ahead, the one after it)."""
+        """Queue a request. It is considered when the running step ends (or, with an asynchronous scheduler, the one
+        after it)."""
         under = self._under
         if under is None:
             self._assign(request)
@@ -77,11 +78,11 @@ class Engine:
 
     @property
     def _full(self) -> bool:
-        """Whoever comes must wait for one that ends."""
+        """Whether a new request must wait for another to finish."""
         return all(rank.waiting or len(rank.running) >= rank.settings.max_num_seqs for rank in self.ranks)
 
     def run(self) -> list[Request]:
-        """End the steps under way and begin the next; who is done."""
+        """Finish the running steps and begin the next; returns the requests that finished."""
         under = self._under
         assert under is not None
         now_s, done = self.next_s, []
@@ -158,7 +159,7 @@ class Engine:
         return longest
 
     def _host(self, decoding: int, prefilling: int = 0) -> float:
-        """What the GPU waits for the host in a step."""
+        """The time that the GPU waits for the host in a step."""
         step_s, prefill_s, sequence_s = self._host_times_s
         return (step_s if decoding else prefill_s) + (decoding + prefilling) * sequence_s
 

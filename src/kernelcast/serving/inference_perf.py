@@ -255,7 +255,7 @@ def _json(path: Path) -> Any:
         raise KernelcastError(f"{path} is not JSON") from None
 
 
-_LEAST_CHARACTERS = 64  # some 16 tokens, a block of a server's cache: less is of no use to it
+_LEAST_CHARACTERS = 64  # some 16 tokens, a block of a server's cache: shorter prefixes are not shared
 
 
 def shared_by_text(prompts: Sequence[str], inputs: NDArray[np.int64]) -> tuple[Pieces, ...]:

@@ -1,8 +1,8 @@
-"""The KV cache of one rank: blocks that requests hold, and what freed ones still have of prompts that may come again.
+"""The KV cache of one rank: blocks that requests hold, and the cached prefixes in freed blocks.
 
-Prompts that begin alike share blocks. What may be shared is told in pieces of token streams (see ``Load.shared``): the
-pieces form a tree, and a node has as many full blocks as were computed of it. Freed blocks keep what is in them until
-they are taken again, the longest freed first, and of one request the last first, as vLLM and SGLang do.
+Prompts with a common prefix share blocks. Prefixes are given as pieces of token streams (see ``Load.shared``): the
+pieces form a prefix tree, and a node has as many full blocks as were computed of it. Freed blocks stay cached until
+they are evicted, least recently freed first, and of one request the last block first, as in vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Pieces = Sequence[tuple[int, int]]
 
 
 class PrefixNode:
-    """A piece of a stream behind those before it: tokens ``start`` to ``end`` of a prompt are in the cache."""
+    """A node of the prefix tree, a piece of a stream: tokens ``start`` to ``end`` of a prompt are in the cache."""
 
     __slots__ = ("above", "end", "freed", "holders", "start", "stream")
 
@@ -25,7 +25,7 @@ class PrefixNode:
 
 
 class KvCacheBlocks:
-    """``free``: blocks that nobody holds. Taking more than that is a mistake of the caller."""
+    """``free``: blocks that no request holds. The caller must not take more."""
 
     def __init__(self, count: int, size: int, caching: bool) -> None:
         self.count, self.size, self.caching = count, size, caching
@@ -34,7 +34,7 @@ class KvCacheBlocks:
         self._queue: deque[tuple[int, PrefixNode | None, int]] = (
             deque()
         )  # freed: blocks, of a node (or nobody's), its entry
-        self._unused = count  # that nobody ever held, which are taken first
+        self._unused = count  # never used, which are taken first
         self._entries = 0
 
     @property
@@ -119,7 +119,7 @@ class KvCacheBlocks:
             if node is None:
                 node = self._nodes[above, stream] = PrefixNode(above, stream, start)
             if depth >= len(path) or path[depth] is not node:
-                if depth < len(path):  # another came first with the same beginning: what is held stays
+                if depth < len(path):  # another request cached the same prefix first: the held blocks stay
                     break
                 path.append(node)
                 if not node.holders:

@@ -28,8 +28,8 @@ class Load:
     """Requests over time, one entry each, by arrival.
 
     ``shared`` has, of each request, the pieces that its prompt begins with and that other prompts may begin with too,
-    as (stream, tokens): the first ``tokens`` tokens of the token stream ``stream``; what the pieces leave is the
-    prompt's own. A system prompt of 100 tokens is ((3, 100),). A turn of a chat is one piece over the whole prompt:
+    as (stream, tokens): the first ``tokens`` tokens of the token stream ``stream``; the rest of the prompt is not
+    shared. A system prompt of 100 tokens is ((3, 100),). A turn of a chat is one piece over the whole prompt:
     where pieces cover the prompt, the answer goes on in the last stream, so that the next turn finds it cached.
     """
 
@@ -37,7 +37,7 @@ class Load:
     inputs: NDArray[np.int64]  # tokens of the prompt
     outputs: NDArray[np.int64]  # tokens of the answer
     shared: tuple[Pieces, ...] = ()  # empty: nothing is shared
-    max_concurrency: int = 0  # 0: open loop; else a request is sent only when fewer are under way
+    max_concurrency: int = 0  # 0: open loop; else a request is sent only when fewer are running
     ids: tuple[str, ...] = ()  # request ids of a file; empty: 0, 1, 2, ..
     stages: NDArray[np.int64] | None = None  # which stage (0, 1, ..) each belongs to
     follows: NDArray[np.int64] | None = None  # the request whose answer each waits for, by index; -1: none
@@ -138,14 +138,14 @@ class Load:
 
 
 def _renumbered(follows: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Whom the kept ones follow, counted among themselves; who followed one that is gone follows none."""
+    """``follows`` of the kept requests, by their new indices; -1 where the request they followed is dropped."""
     index = np.full(len(follows) + 1, -1)
     index[kept] = np.arange(len(kept))
     return index[follows[kept]]
 
 
 def _array(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
-    """Of its own, and locked: a load is a value."""
+    """A read-only copy: a load is immutable."""
     array = np.array(values, dtype=dtype)
     array.setflags(write=False)
     return array
@@ -293,7 +293,8 @@ class Lengths:
     """A distribution of token counts around a mean.
 
     uniform: from floor(mean x (1 - ratio)) to ceil(mean x (1 + ratio)), as vLLM's --random-range-ratio. normal and
-    lognormal: ``mean`` and ``std`` are those of the lengths themselves, before ``low`` and ``high`` (0: none) cut them.
+    lognormal: ``mean`` and ``std`` are those of the lengths themselves, before they are clipped to ``low`` and ``high``
+    (0: none).
     """
 
     mean: float
@@ -355,7 +356,7 @@ def repeated_prefixes(
     count: int, prefix_len: int, suffix_len: int, prefixes: int, outputs: Lengths, draws: np.random.Generator
 ) -> Prompts:
     """As vLLM's prefix_repetition dataset: each of several prefixes begins the same number of prompts, in random
-    order. Where the prefixes do not divide the count, there are fewer prompts than asked for, as there."""
+    order. Where the prefixes do not divide the count, there are fewer prompts than requested, as in vLLM."""
     if min(prefix_len, suffix_len, prefixes) < 1:
         raise KernelcastError("prefixes, their tokens and the tokens after them are 1 or more each")
     if count < prefixes:
@@ -377,8 +378,8 @@ def shared_prefix(
     multi_turn: bool = False,
 ) -> Prompts:
     """As inference-perf's shared-prefix data: ``groups`` system prompts, each before the questions of as many users;
-    requests go round the users in one random order. A user who comes again asks the same question: the same prompt,
-    or with ``multi_turn`` the conversation so far and the question behind it."""
+    requests go round the users in one random order. Every request of a user has the same question: the same prompt,
+    or with ``multi_turn`` the conversation so far followed by the question."""
     if min(groups, prompts_per_group) < 1 or system_prompt_len < 0:
         raise KernelcastError("groups and prompts per group are 1 or more, a system prompt has 0 tokens or more")
     users = groups * prompts_per_group

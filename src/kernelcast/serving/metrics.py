@@ -1,4 +1,4 @@
-"""One run of a benchmark, whatever wrote it down, and its metrics by the names of `vllm bench serve`."""
+"""One run of any of the supported benchmarks, and its metrics by the names of `vllm bench serve`."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _gaps_ms(served: RequestTimes, notes: StepLog, chosen: NDArray[np.bool_], *,
 
 @dataclass
 class StepLog:
-    """What steps did, one entry a stretch of alike steps."""
+    """A log of steps, one entry for each stretch of equal steps."""
 
     start_s: list[float] = field(default_factory=list)
     end_s: list[float] = field(default_factory=list)
@@ -234,7 +234,7 @@ class BenchResult:
 
 
 def server_settings(source: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a server, by one name each; numbers that are written as text are numbers."""
+    """The settings of a server under one name each; numbers written as text become numbers."""
     settings: dict[str, Any] = {}
     for key, names in _NAMES.items():
         value = next((source[name] for name in names if source.get(name) not in (None, "")), None)
@@ -248,7 +248,7 @@ def server_settings(source: Mapping[str, Any]) -> dict[str, Any]:
 def by_arrival(
     arrivals_s: Seconds, columns: Mapping[str, NDArray[Any] | None], itls: Sequence[Any]
 ) -> tuple[NDArray[np.int64], dict[str, Any], tuple[Seconds, ...]]:
-    """Everything in order of arrival, which a load is."""
+    """All arrays sorted by arrival, as a load requires."""
     order = np.argsort(arrivals_s, kind="stable")
     ordered = {name: None if column is None else column[order] for name, column in columns.items()}
     return order, ordered, tuple(np.asarray(itls[row], dtype=np.float64) for row in order) if len(itls) else ()

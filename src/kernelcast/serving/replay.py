@@ -1,4 +1,4 @@
-"""What was measured under a load beside what a simulation of it says, figure by figure."""
+"""Measured and simulated metrics of a load, side by side."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReplayPart:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedRuns:
-    """One load simulated: as is likely, and at both ends of what every step may take where that was asked for."""
+    """One simulated load: the forecast and, where requested, the runs at both ends of the interval of every step."""
 
     load: Load
     served: Mapping[str, RequestTimes]
@@ -78,7 +78,7 @@ class SimulatedRuns:
         return cls(load, served, notes, cluster.decode_engines[0].times.rests_on)
 
     def figures(self, measured: Mapping[str, float], rows: Rows | None = None) -> tuple[MetricComparison, ...]:
-        """Of what was measured all that is predicted too."""
+        """The measured metrics that are predicted too."""
         simulated = {variant: metrics(self.served[variant], self.notes[variant], rows) for variant in self.served}
         figures = []
         for key in KEYS:
@@ -122,7 +122,7 @@ def replay(bench: BenchResult, service: Service, tables: StepTimeTables, *, seed
 
 
 def _stages(bench: BenchResult) -> list[tuple[str, Rows, Mapping[str, float]]]:
-    """Of a load that has them: as the file has each, or computed from its requests."""
+    """Stages of a load that has them: metrics as in the file, or computed from its requests."""
     if bench.load.stages is None or bench.load.stages.max() == 0:
         return []
     stages = []
@@ -149,7 +149,7 @@ def measured(bench: BenchResult, rows: Rows) -> dict[str, float]:
 
 
 def assumed(bench: BenchResult, service: Service) -> tuple[str, ...]:
-    """What the file leaves open."""
+    """Notes on what the file does not give."""
     notes = list(bench.notes)
     if not bench.exact:
         notes.append("requests are not those that were sent: whole distributions are compared, not request by request")

@@ -1,8 +1,8 @@
 """One scheduler with its KV cache: which requests wait, prefill and decode, and what the next step runs.
 
 Between two events (a request arrives, is admitted, ends, is preempted) every step decodes the same sequences, each with
-one token more: such steps are taken together. So what a step does to a request is counted, not done: a request knows
-the step after which it ends, and blocks are taken by how many sequences fill one at each step.
+one token more: such steps are simulated together. Requests are not updated step by step: a request has the number of
+the step after which it ends, and blocks are taken by how many sequences fill a block at each step.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Request:
 _LPM_WINDOW = 128  # waiting requests among which lpm picks the longest cached prefix, as SGLang does
 _CLIPPED = 4096  # tokens that SGLang counts at most for what a new request may write
 _RATIO, _LEAST_RATIO, _RATIO_STEPS = 0.7, 0.098, 600  # of what running requests may write, that SGLang keeps free
-_RETRACTED = 0.1  # that the share grows by when a guess was wrong
-_RETRACT_STEPS = 20  # after which the guess is looked at again
+_RETRACTED = 0.1  # that the share grows by when the estimate was too low
+_RETRACT_STEPS = 20  # after which the estimate is updated
 
 
 @dataclass
@@ -88,12 +88,12 @@ class Scheduler:
         self._to_write = 0  # sum over those that decode of the step they end after
         self._ratio = _RATIO
         # Blocks of all that a request may generate are taken at once where nothing is preempted, and where steps add
-        # several tokens (speculation are checked).
+        # several tokens (speculative decoding).
         self._reserve_all = settings.capacity == "reserve" or drafted > 0
         self.held = False  # no prefill begins: other ranks have no prompt yet
 
     def schedule(self, now_s: float) -> SchedulerStep | None:
-        """The next step; None: nothing to do."""
+        """The next step; None where there is no work."""
         self.blocked = ""
         if self.mixed_steps:
             return self._mixed(now_s)
@@ -333,7 +333,7 @@ class Scheduler:
         heapq.heappush(self._ends, (request.finish, request.at, request))
 
     def _store(self, request: Request, pieces: Pieces, computed: int) -> None:
-        """What others may share of it goes into the prefix tree."""
+        """Insert the shareable part of its prompt into the prefix tree."""
         moved = self.blocks.store(pieces, request.path, computed)
         request.blocks, request.shared = request.blocks - moved, request.shared + moved
 
@@ -364,5 +364,5 @@ class Scheduler:
 
     @property
     def load(self) -> int:
-        """Requests here, of any state."""
+        """Waiting, prefilling and decoding requests."""
         return len(self.running) + len(self.waiting)

@@ -24,8 +24,9 @@ POLICIES = ("fcfs", "lpm")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """One engine's. ``capacity``: how blocks are given to a request. grow: as it needs them, the last to come is put
-    back when none is left; estimate: by what those that run are guessed to write yet; reserve: all it may need."""
+    """Scheduler settings of one engine. ``capacity``: how KV cache blocks are allocated. grow: as needed, and the
+    latest request is preempted when none is left; estimate: by the estimated remaining output of running requests;
+    reserve: all that a request may need, at admission."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -35,11 +36,11 @@ class EngineSettings:
     async_scheduling: bool  # a step is scheduled while the one before it runs
     block_size: int
     capacity: str
-    recv_interval: int = 1  # steps from one look at new requests to the next (SGLang's --scheduler-recv-interval)
-    policy: str = "fcfs"  # who of the waiting is next: the first, or (lpm) the one with most of its prompt cached
+    recv_interval: int = 1  # steps between two polls for new requests (SGLang's --scheduler-recv-interval)
+    policy: str = "fcfs"  # the next waiting request: the first, or (lpm) the request with the longest cached prefix
     kv_blocks: int = 0  # of one rank; 0: as many as the memory has
-    # Steps that attention-DP ranks put prompts off for, until all have some to read: one that reads alone keeps all
-    # others waiting (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: none
+    # Steps that attention-DP ranks delay prefill for, until all ranks have a prompt: a rank that prefills alone keeps
+    # the others waiting (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: none
     dp_wait: int = 0
 
     def __post_init__(self) -> None:
@@ -58,8 +59,8 @@ class EngineSettings:
 
 
 def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> EngineSettings:
-    """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: of a
-    usual request, which tells how much a token takes where layers have a window or a state."""
+    """The stack's defaults on this GPU, overridden by ``given`` (None: not given). ``context``: of a typical request,
+    which sets the cache bytes per token where layers have a window or a state."""
     overrides = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu)
     settings = EngineSettings(**{**usual, **overrides})
@@ -111,7 +112,7 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int) ->
 
 OVERHEADS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
 HOST_OVERHEADS = OVERHEADS[:5]
-SPREAD = "spread"  # how far its latencies lie from those of the fit
+SPREAD = "spread"  # relative error of its latencies after the fit
 _FILE_TYPE = "kernelcast server"
 
 
@@ -124,7 +125,7 @@ def write_overheads(path: Path, stack: Stack, about: dict[str, Any]) -> None:
 
 
 def without_overheads(stack: Stack) -> Stack:
-    """``stack`` without overheads: what two servers differ in beyond them."""
+    """``stack`` without overheads, to compare two servers regardless of them."""
     none: dict[str, Any] = dict.fromkeys((*OVERHEADS, SPREAD), 0.0)
     return replace(stack, **none)
 
@@ -138,8 +139,8 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
-    """``stack`` with the terms of a file. What steps take over their forecast is of the GPU that was measured: where
-    ``gpus`` (their labels) has another, only the times of the host are taken."""
+    """``stack`` with the overheads of a file. The factors of step times hold for the GPU that was measured: where
+    ``gpus`` (labels) has another GPU, only the host times are used."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -151,7 +152,7 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
     if not isinstance(content, dict) or content.get("kind") != _FILE_TYPE or not isinstance(content.get("terms"), dict):
         raise KernelcastError(f'{path} is not a file of `kernelcast replay --calibrate`: "kind" is not {_FILE_TYPE!r}')
     if content.get("stack") != stack.id:
-        raise KernelcastError(f"{path} tells of a server of {content.get('stack')}, not of {stack.id}: give `stack`")
+        raise KernelcastError(f"{path} describes a server of {content.get('stack')}, not of {stack.id}: give `stack`")
     overheads = content["terms"]
     for name, value in overheads.items():
         if not _fits(name, value):

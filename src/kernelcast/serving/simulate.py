@@ -1,4 +1,4 @@
-"""A service under a load: engines behind a router, the likely run and both ends of its interval."""
+"""A service under a load: engines behind a router, the expected run and both ends of its interval."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Cluster:
         self._limit = load.max_concurrency or len(load)
         self._sent = self.done = self._in_flight = 0
         self._order = 0  # of events at the same moment
-        self._freed_s = 0.0  # when the last request ended: a waiting client sends then
+        self._freed_s = 0.0  # when the last request finished: a waiting client sends then
         self._held: dict[int, list[int]] = {}  # requests that follow another, by that one
         self._answered = bytearray(len(load))
         self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests in prefill engines
@@ -259,7 +259,7 @@ class Simulation(Renamed, HtmlRepr):
 
     @property
     def saturated(self) -> bool:
-        """Whether the queue grew to the end: of an open loop, requests came faster than they were answered."""
+        """Whether the queue grew until the end: in an open loop, requests arrived faster than they were served."""
         served = self.request_times
         if self.load.max_concurrency or len(self.load) < _FEW or not self.complete:
             return False
@@ -281,8 +281,8 @@ Progress = Callable[[str, int], None]  # which run, and how many requests of it 
 def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, goals: LatencyGoals = _NONE,
              seed: int = 0, intervals: bool = True, tables: StepTimeTables | None = None,
              progress: Progress | None = None) -> Simulation:  # fmt: skip
-    """How ``service`` answers ``load``. ``intervals``: run it twice more, at both ends of what every step may take.
-    An interrupt ends the run under way; what is done is kept, and the result says that it is not complete."""
+    """Simulate ``load`` on ``service``. ``intervals``: two more runs, at both ends of the interval of every step.
+    An interrupt ends the current run; finished requests are kept, and the result is marked as incomplete."""
     check(service, load)
     tables = tables or step_time_tables(conditions)
     cluster = Cluster(service, load, tables, "likely", seed)
@@ -320,7 +320,7 @@ def _ordered(likely: dict[str, float], ends: dict[str, dict[str, float]]) -> tup
 
 
 def check(service: Service, load: Load) -> None:
-    """Refuse what no engine of the service would take, and say which limit it breaks."""
+    """Refuse requests that no engine of the service can take, and name the limit."""
     for pool in filter(None, (service.pool, service.prefill)):
         _check_pool(pool, load)
 

@@ -1,4 +1,4 @@
-"""Times of engine steps, whatever the batch: a few hundred passes predicted in bulk, interpolated between them.
+"""Times of engine steps of any batch: a few hundred passes predicted in bulk, interpolated between them.
 
 Most kernels of a step scale with its tokens alone; the head with its sequences; attention with the new and past tokens
 of each sequence. So a step is the sum of three tables:
@@ -83,7 +83,7 @@ class StepTimes:
         self._build(verified)
 
     def _build(self, verified: int) -> None:
-        """Every table in one question; ``verified``: tokens of a sequence in a decode step."""
+        """Predict all tables at once; ``verified``: tokens of a sequence in a decode step."""
         contexts = {n: self._fitting_contexts(n, self._contexts) for n in self._sequences}
         tokens, sequences = np.array(self._token_counts), np.array(self._sequences)
         decodes = np.array([(n, past) for n in self._sequences for past in contexts[n]]).T
@@ -144,7 +144,7 @@ class StepTimes:
         return copied
 
     def _on_host(self, deployment: Deployment) -> Deployment:
-        """With what measured runs say of the host."""
+        """With the host's scales from measured runs."""
         factor = self._times.conditions.host_scale(deployment.stack.id).factor
         return deployment if factor == 1.0 else replace(deployment, stack=deployment.stack.with_host(factor))
 
@@ -246,7 +246,7 @@ class StepTimes:
         return alone + stack.prompt_factor * max(0.0, together - alone / stack.decode_factor)
 
     def _summed(self, parts: Iterable[Sequence[float]], variant: str, graph: bool) -> float:
-        """Different networks err independently, whole passes a little more (``pass_deviation``)."""
+        """Errors of different networks are independent; whole passes err a little more (``pass_deviation``)."""
         time = below = above = 0.0
         for part in parts:
             time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
@@ -267,7 +267,7 @@ class StepTimes:
 
     @cached_property
     def rests_on(self) -> EvidenceSummary:
-        """What a typical decode step rests on."""
+        """The evidence behind a typical decode step."""
         middle = Batch(8 * (1,), 8 * (min(1024, self.limits.context),))
         launches = forward(self.deployment, middle)
         self._times.predict(launch.call for launch in launches)
@@ -287,7 +287,7 @@ def _seconds(table: PassKernels) -> Array:
 
 
 def _up_to(grid: Sequence[int], most: int) -> tuple[int, ...]:
-    """Of the grid as much as ``most`` needs."""
+    """The part of the grid that covers ``most``."""
     below = [x for x in grid if x < most]
     return (*below, next((x for x in grid if x >= most), max(most, 1)))
 
@@ -311,14 +311,14 @@ def _token_counts(sizes: Sequence[Sequence[int]], most: int) -> list[int]:
 
 
 def _filled(counts: Sequence[int], table: Array) -> list[tuple[float, float, float]]:
-    """Of every number of tokens: lines between the nearest."""
+    """The time of any number of tokens, linear between the nearest."""
     every = np.arange(counts[-1] + 1)
     columns = [np.interp(every, counts, table[:, i]).tolist() for i in range(3)]
     return list(zip(*columns, strict=True))
 
 
 def _continued(known: Sequence[int], table: Array, every: Sequence[int]) -> Array:
-    """A table of more contexts than were asked about: on from the last two, attention reads evenly more."""
+    """A table extended to longer contexts, linearly from the last two."""
     slope = (table[-1] - table[-2]) / (known[-1] - known[-2])
     beyond = [table[-1] + np.maximum(slope, 0.0) * (x - known[-1]) for x in every if x > known[-1]]
     within = [[np.interp(x, known, table[:, i]) for i in range(3)] for x in every if x <= known[-1]]
@@ -337,11 +337,11 @@ def _interpolate(axes: Sequence[Sequence[float]], table: Any, at: Sequence[float
     return table
 
 
-_SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144)  # handed over, that times are predicted for; lines between them
+_SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144)  # tokens of a KV transfer that are predicted; linear between them
 
 
 class StepTimeTables:
-    """Step times by deployment, and how long caches take to be handed over: predicted once."""
+    """Step times by deployment, and times of KV transfers, each predicted once."""
 
     def __init__(self, times: Callable[[Deployment], Times]) -> None:
         self._times = times
@@ -370,7 +370,7 @@ class StepTimeTables:
         return steps
 
     def transfer_s(self, service: Service, tokens: int) -> float:
-        """Seconds to hand the cache of so many tokens over; every GPU sends its part."""
+        """Seconds to transfer the cache of so many tokens; every GPU sends its shard."""
         known = next((send_time for kept, send_time in self._transfers if kept is service), None)
         if known is None:
             known = self._predicted(service)
@@ -378,7 +378,7 @@ class StepTimeTables:
         return float(np.interp(tokens, *known))
 
     def _predicted(self, service: Service) -> tuple[list[int], list[float]]:
-        """Tokens, and the seconds that the busiest GPU needs for its part of their cache."""
+        """Tokens, and the seconds that the busiest GPU needs to transfer its shard of their cache."""
         assert service.prefill is not None
         deployment, most = service.prefill.deployment, service.prefill.settings.kv_tokens
         fabric = transfer_fabric(deployment, service.transfer)
@@ -390,7 +390,7 @@ class StepTimeTables:
 
 
 def _alike(first: Deployment, other: Deployment) -> bool:
-    """All the same but what a server was measured to take."""
+    """Whether two deployments are equal except for measured server overheads."""
     same = all(getattr(first, name) is getattr(other, name) for name in ("model", "gpu", "precision", "layout"))
     alike = all(getattr(first, name) == getattr(other, name) for name in ("skew", "routing", "redundant", "overlap"))
     return same and alike and without_overheads(first.stack) == without_overheads(other.stack)

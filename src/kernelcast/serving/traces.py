@@ -1,4 +1,4 @@
-"""Traces: files with one request a row, ours and those that others publish, recognised by their columns."""
+"""Traces: files with one request a row, in this project's and published formats, recognised by their columns."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ADVICE = "`skip_bad` leaves such rows out"
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """Names of the columns of a kind of trace; the first that a file has counts."""
+    """Column names of one trace format; the first that a file has is used."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     arrivals: tuple[str, ...]
     unit_s: float = 1.0  # of a time
     dates: bool = False  # times are dates with a time of day
-    from_first: bool = False  # times count from something that is none of ours
+    from_first: bool = False  # times have an arbitrary origin
     blocks: str = ""  # column with the ids of the blocks that a prompt consists of
     block_tokens: int = 0
 
@@ -94,7 +94,7 @@ def _rows(count: int) -> str:
 
 @dataclass(frozen=True)
 class _Flaw:
-    """Rows that something is wrong with: what, and what a person reads of one of them."""
+    """Rows with one fault: the reason, and the cells that the message quotes."""
 
     reason: str
     rows: NDArray[np.bool_]
@@ -209,7 +209,7 @@ def _columns(source: TableFile, layout: TraceFormat) -> dict[str, NDArray[Any]]:
 
 
 def _flaws(layout: TraceFormat, columns: Mapping[str, NDArray[Any]], max_context: int) -> list[_Flaw]:
-    """What is wrong with which rows; orders are looked at when the rest is good."""
+    """The bad rows by reason; the order is checked when the rest is valid."""
     inputs, outputs = numbers(columns["inputs"]), numbers(columns["outputs"])
     rule = "must be a whole number of tokens from 1 on"
     flaws = [

@@ -71,7 +71,8 @@ class KernelChoices:
         self, stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, exact_stack: bool = False,
         phase: str | None = None,
     ) -> KernelChoice | None:  # fmt: skip
-        """The most specific entry, by stack, then dtype, kv_dtype, phase and GPU. ``own``: of this stack alone."""
+        """The most specific entry, by stack, then dtype, kv_dtype, phase and GPU. ``exact_stack``: of this stack
+        alone."""
         stacks = [name for name in (stack, None if exact_stack else ANY) if name]
         optional = (dtype, ANY), (kv_dtype or ANY, ANY), (phase or ANY, ANY)
         keys = itertools.product(stacks, (op,), *optional, _gpu_keys(gpu))

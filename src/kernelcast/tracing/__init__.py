@@ -1,4 +1,4 @@
-"""Trace any PyTorch model into ``networks.traced.Trace``: needs torch, but no GPU. Only this package imports it."""
+"""Trace any PyTorch model into ``tracing.traced.Trace``: needs torch, but no GPU. Only this package imports it."""
 
 from kernelcast.tracing.hub import make_torchvision_importable
 from kernelcast.tracing.run import MODES, OPTIMIZERS, trace

@@ -93,7 +93,7 @@ def _from_file(path: Path, name: str, request: TraceRequest) -> BuiltModel:
     parameters = inspect.signature(function).parameters
     missing = required(parameters, given)
     if missing:
-        raise KernelcastError(f"{path}:{name} asks for {', '.join(missing)}; it may ask for {', '.join(given)}")
+        raise KernelcastError(f"{path}:{name} requires {', '.join(missing)}; it may take {', '.join(given)}")
     if request.dtype is None and "dtype" in parameters and parameters["dtype"].default is not inspect.Parameter.empty:
         del given["dtype"]
     with building() as values:
@@ -182,7 +182,7 @@ def _from_config(request: TraceRequest) -> BuiltModel:
     products = request.dtype or stored or "bf16"
     narrow = request.mode == "training" and DTYPES[products] in (torch.bfloat16, torch.float16)
     precision = request.precision or ("mixed" if narrow else "pure")
-    why = "as asked" if request.dtype else "as the config says" if stored else "where the config says nothing"
+    why = "as given" if request.dtype else "as the config says" if stored else "where the config says nothing"
     dtype = DTYPES[products]
     if precision == "autocast":
         dtype, products, why = torch.float32, request.dtype or "bf16", "as autocast keeps them"

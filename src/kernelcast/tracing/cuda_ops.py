@@ -154,7 +154,7 @@ def _encoder_layer(a: SimpleNamespace) -> Any:
 
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
 # Numbers saved for the backward pass, for each step, sequence, chain and feature of the state: gates and cell, or gates
-# and what the reset gate is multiplied with (sizes that cuDNN 9.19 asked for).
+# and what the reset gate is multiplied with (sizes that cuDNN 9.19 requested).
 _SAVED = {0: 1, 1: 1, 2: 5, 3: 6}
 
 

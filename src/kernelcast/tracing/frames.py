@@ -78,7 +78,7 @@ _MACHINERY = (
     "_prims_common/", "_decomp/", "library.py", "_library/", "_compile.py", "_dynamo/",
 )  # fmt: skip
 _TRACING = (_PACKAGE, *(_TORCH + name.replace("/", os.sep) for name in _MACHINERY))
-# Of the standard library: finalisers, what isinstance asks once of a class; and see _in_tracing.
+# Of the standard library: finalisers, __instancecheck__, which is cached; and see _in_tracing.
 _UNCOUNTED = ("weakref.py", "_weakrefset.py", "<frozen abc>", "<frozen _collections_abc>", "contextlib.py")
 # Before 3.12 each comprehension is a function; the global hooks that name modules send every module through the others.
 _NO_CALLS = {"<listcomp>", "<dictcomp>", "<setcomp>", "inner", "is_scripting", "is_compiling"}

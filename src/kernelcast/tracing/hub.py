@@ -39,7 +39,7 @@ def transformers_here() -> Any:
         raise KernelcastError("tracing a Hugging Face config needs transformers: pip install 'kernelcast[torch]'")
     import transformers
 
-    transformers.logging.set_verbosity_error()  # it speaks of losses, not of errors
+    transformers.logging.set_verbosity_error()  # it warns of losses, not of errors
     return transformers
 
 

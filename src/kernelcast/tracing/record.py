@@ -255,7 +255,7 @@ class Recorder(TorchDispatchMode):
         sized = all(self.values.sizes(x) is not None for x in tensors_of((args, options)))
         real_results = self.values.run(func, args, options) if sized else None
         if real_results is None:
-            self._refuse(f"needs the values of a tensor to tell how large the result of {name} is")
+            self._refuse(f"needs the values of a tensor to know the size of the result of {name}")
         made = tree_map(lambda leaf: on_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf, real_results)
         for value, real in zip(tensors_of(made), tensors_of(real_results), strict=True):
             self.values.know(value, real)
@@ -283,14 +283,14 @@ class Recorder(TorchDispatchMode):
         # a meta input is good for branches (is there padding?), but not for sizes
         real = self.values.of(value) if value.dtype == torch.bool else self.values.sizes(value)
         if real is None:
-            self._refuse("asks for the value of a tensor (item(), bool(), or a Python if)")
+            self._refuse("needs the value of a tensor (item(), bool(), or a Python if)")
         return real.item()
 
     def listed(self, func: Any, value: torch.Tensor, *args: Any) -> Any:
         """tolist() and numpy() of a tensor."""
         real = self.values.sizes(value)
         if real is None:
-            self._refuse(f"asks for the values of a tensor ({func.__name__}())")
+            self._refuse(f"needs the values of a tensor ({func.__name__}())")
         return func(real, *args)
 
     def _refuse(self, what: str) -> NoReturn:

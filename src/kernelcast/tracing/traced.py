@@ -136,7 +136,7 @@ class Trace:
     footprint: Footprint
     gradients: tuple[Gradient, ...] = ()
     module_calls: dict[str, int] = field(default_factory=dict)  # by phase: Python's time goes with them
-    tokens: int = 0  # that the step reads: batch x sequence, where inputs tell
+    tokens: int = 0  # that the step reads: batch x sequence, where the inputs have a sequence axis
     samples: int = 0
     python_calls: dict[str, int] = field(default_factory=dict)  # by phase: of functions, by the program itself
     built: dict[str, Any] = field(default_factory=dict)  # which class, inputs and formats, where a command chose them

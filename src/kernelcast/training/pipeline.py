@@ -14,7 +14,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.tracing.traced import Gradient, Op, Tensor, Trace
 from kernelcast.training.placement import is_tensor_list, parameter_groups, with_tensors
 
-# layers.3, h.3, encoder.layer.3, blocks.3: the first number in a module's path that follows such a word
+# layers.3, h.3, encoder.layer.3, blocks.3: the first number in a module's path after one of these names
 _LAYER = re.compile(r"^(?:.*?\.)?(?:layers?|h|blocks?|block_list)\.\d+(?=\.|$)")
 
 
@@ -31,7 +31,7 @@ class LayerMap:
         self.owner = self._owners()
 
     def _units(self, names: list[str]) -> list[int]:
-        """An op outside all layers goes with those around it: the first of a pass, or the op before it."""
+        """The unit of an op outside all layers is that of the op before it, or of the first op of the pass."""
         number = {name: at + 1 for at, name in enumerate(self.names)}
         phases = [op.phase for op in self.trace.ops]
         inside = {
@@ -130,7 +130,7 @@ def balanced(times_s: Sequence[float], count: int) -> list[int]:
 
 
 def sent_bytes(layer_map: LayerMap, part_of: Sequence[int], part: int) -> tuple[float, str]:
-    """What the forward pass of ``part`` hands to the next: results of its layers that those read. And their format."""
+    """The activations that the forward pass of ``part`` sends to the next part, and their format."""
     made: dict[int, Tensor] = {}
     sent: dict[int, Tensor] = {}
     for op, unit in zip(layer_map.trace.ops, layer_map.unit, strict=True):
@@ -138,7 +138,7 @@ def sent_bytes(layer_map: LayerMap, part_of: Sequence[int], part: int) -> tuple[
             continue
         if part_of[unit] == part + 1:
             sent |= {x.storage: made[x.storage] for x in op.inputs if x.storage in made}
-        if part_of[unit] == part and unit > 0:  # masks and tables of positions are made anew on each stage
+        if part_of[unit] == part and unit > 0:  # masks and position tables are recomputed on each stage
             made |= {out.storage: out for out in op.outputs if out.dtype in ("fp32", "bf16", "fp16")}
     dtype = next((x.dtype for x in sent.values()), "bf16")
     return float(sum(x.bytes for x in sent.values())), dtype
@@ -256,7 +256,7 @@ def run(order: list[list[PipelineTask]], timing: PipelineTimes, micro_batches: i
 
 
 def _source(task: PipelineTask, parts: int) -> PipelineTask | None:
-    """The task whose result it takes in."""
+    """The task whose result is its input."""
     if not task.backward:
         return task._replace(part=task.part - 1) if task.part else None
     return task._replace(backward=False) if task.part == parts - 1 else task._replace(part=task.part + 1)

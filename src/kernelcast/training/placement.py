@@ -147,7 +147,7 @@ class TraceSharder:
             self._views[x.storage] = (x, shard)
 
     def set_whole(self, x: Tensor) -> None:
-        """From here on every rank has all of it."""
+        """From here on it is replicated on every rank."""
         self._shards = {key: shard for key, shard in self._shards.items() if key[0] != x.storage}
         self._views.pop(x.storage, None)
 

@@ -60,7 +60,7 @@ class Rank:
         return op_cost(op, self.settings, self.gpu)
 
     def launches_s(self, launches: Iterable[Launch]) -> float:
-        """Of collectives one after another, with nothing beside them."""
+        """Seconds of collectives in sequence, with no overlap."""
         calls = [launch.call for launch in launches]
         self.times.predict(calls)
         return sum(self.times[call].interval.value for call in calls)
@@ -140,7 +140,7 @@ class Rank:
         return with_overhead(parts, self.gpu)
 
     def _shard_bytes(self, weight: RankParameter) -> float:
-        """Of each of the ranks that have the same parameter, which ZeRO shards it over."""
+        """Gradient bytes on each rank of the group that ZeRO shards the parameter over."""
         return weight.gradient.bytes / self.layout.group(weight.group).world
 
     def _peak(self, stage: int, in_flight: int) -> tuple[float, float]:
@@ -172,7 +172,7 @@ class Rank:
 
     @cached_property
     def _kept_longer(self) -> float:
-        """What the traced run held over what its ops tell: Python keeps some tensors until a function returns."""
+        """Peak of the traced run beyond the lifetimes of its tensors: Python keeps some until a function returns."""
         trace, before, ops = self.trace, self.trace.footprint, len(self.trace.ops)
         alive = alive_bytes(activations(trace, [0] * ops), ops)
         grads = alive_bytes([Lifetime(g.ready, ops - 1, g.bytes, 0) for g in trace.gradients], ops)

@@ -51,8 +51,8 @@ class OpKernels(KernelTime):
 
 
 def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
-    """What an op launches; an optimizer's pass over lists of which no GPU could hold what moves is timed in pieces:
-    whether the step fits is another question, answered apart."""
+    """What an op launches. An optimizer's pass over more than any GPU can hold is timed in pieces: whether the step
+    fits in memory is checked elsewhere."""
     size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
     pieces = math.ceil(size / (gpu.dram_bytes / 2))
     if pieces <= 1:
@@ -74,8 +74,8 @@ def predict_ops(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunche
 
 
 def _op_kernels(op: Op, costed: OpLaunches, times: Times) -> OpKernels:
-    """What binds and supports the longest call of an op stands for the whole. A step that runs again and again keeps
-    the GPU at its power limit."""
+    """The bound and the support of an op are those of its longest call. A step that runs repeatedly keeps the GPU at
+    its power limit."""
     total, longest = NOTHING, KernelTime(op.phase, "other", Interval.exact(-1.0), 0.0, "launch", "seen")
     for launch in costed.launches:
         kernel = KernelTime.of(op.phase, launch, times)
@@ -90,7 +90,7 @@ def _op_kernels(op: Op, costed: OpLaunches, times: Times) -> OpKernels:
 
 
 def calibrated_host(on: str | Host, conditions: Conditions) -> Host:
-    """The host that launches, with what measured runs say of it."""
+    """The host, with its scales from measured runs."""
     chosen = host(on) if isinstance(on, str) else on
     return chosen.scaled(conditions.host_scale(chosen.id))
 
@@ -165,7 +165,7 @@ class LaunchQueue:
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
 # inputs for every call, so that is the state the learned predictor knows best.
 STEP = Conditions(input_rotation=np.inf)
-# What whole steps are off beyond their kernels' own intervals (clocks, caches, kernels that no campaign has): of our 73
+# Error of whole steps beyond the intervals of their kernels (clocks, caches, kernels that no campaign has): of our 73
 # measured steps eight of ten had kernels that took 0.91 to 1.06 times the predicted sum when this was set, and take
 # 0.90 to 1.04 times that of the present weights.
 STEP_SPREAD = (0.09, 0.06)
@@ -236,7 +236,7 @@ class StepForecast(HtmlRepr, ABC):
 
     @cached_property
     def rests_on(self) -> EvidenceSummary:
-        """The measured kinds behind the kernels."""
+        """The measured configurations behind the kernels."""
         return EvidenceSummary.of(self.kernels)
 
     @property
@@ -265,7 +265,7 @@ class Step(StepForecast):
 
     @cached_property
     def energy(self) -> Interval | None:
-        """Joules of the step, which follows others like it; None where no power model is."""
+        """Joules of the step, in a series of such steps; None without a power model."""
         return total([self.drawn])
 
     @cached_property
@@ -282,12 +282,12 @@ class Step(StepForecast):
         return max(0.0, self.time_s - self.kernel_time_s - gaps_s)
 
     def ends(self, host: float = 1.0, gpu: float = 1.0) -> float:
-        """When the step would end if the host and the GPU took so many times what they are taken to."""
+        """When the step would end with the times of the host and the GPU multiplied by these factors."""
         return float(stream_ends(self.launched_s * host, self.busy_s * gpu)[-1])
 
     @cached_property
     def spread(self) -> tuple[float, float]:
-        """Errors of the host and of the kernels, each played through the step: only what is waited for counts."""
+        """Errors of the host and of the kernels, each propagated through the step: only the critical path counts."""
         kernels = 1 - self.kernel_spread[0], 1 + self.kernel_spread[1]
         host = (1.0, 1.0) if self.graph else (1 - self.host.faster, 1 + self.host.slower)
         below = np.hypot(1 - self.ends(host=host[0]) / self.time_s, 1 - self.ends(gpu=kernels[0]) / self.time_s)

@@ -21,7 +21,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.placement import Shard, TraceSharder, shard_in_view, shard_of_result
 
-# gathered: by columns, and every rank is given the others' outputs. whole: every rank has all of it.
+# gathered: by columns, and the outputs are all-gathered. whole: replicated on every rank.
 ShardStyle = Literal["column", "row", "vocabulary", "experts", "gathered", "whole"]
 
 # How a module's path ends. column: each rank has some of the outputs (heads, width of the MLP). row: each has some of
@@ -83,7 +83,7 @@ class TensorParallelPlan:
 
     @classmethod
     def of_model(cls, trace: Trace) -> TensorParallelPlan:
-        """Megatron's names, and of the model's plan what they leave."""
+        """Megatron's names, then the model's plan for all other modules."""
         return cls.of({path: style for path, style in trace.tp_plan.items() if style in STYLES}, MEGATRON)
 
     @cached_property
@@ -176,7 +176,7 @@ class _TensorParallel(TraceSharder):
         return x.storage not in self._made or x.storage in self._sources
 
     def _shard_weight(self, x: Tensor, axis: int) -> None:
-        """And the parameter that it is a copy of (autocast's)."""
+        """Shard a weight, and the parameter that it is a copy of (autocast's)."""
         self._sharded_weights += 1
         self.set_shard(x, Shard("model", axis))
         source = self._sources.get(x.storage)

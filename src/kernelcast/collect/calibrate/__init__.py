@@ -1,4 +1,4 @@
-"""Measurements of one GPU -> a calibration. NumPy only: whoever measures need not have PyTorch."""
+"""Measurements of one GPU -> a calibration. NumPy only, no PyTorch."""
 
 from kernelcast.collect.calibrate.fit import LEAST_ROWS, calibrate
 from kernelcast.collect.calibrate.residuals import read_measured

@@ -25,14 +25,14 @@ _FOLDS = 20  # of shapes that are left out together
 _FEW = 30  # rows with which the interval is half the prior's (or the family's) and half what the errors say
 _T_REACH = 1.5332  # scales to either side that hold 80% of Student's t with four degrees, which priors are learned with
 _OUTSIDE = 0.1  # share of calls below the interval, and above: it holds 80%
-_LEAST_SPREAD = 0.05  # of a feature: one that hardly varies tells calls apart, but not by miles
+_LEAST_SPREAD = 0.05  # of a feature's scale: a feature that hardly varies must not dominate distances
 _MEAN = np.sqrt(2 / np.pi)  # mean size of a normal error of standard deviation 1
 
 
 def calibrate(
     columns: Columns, target: Gpu | str | None = None, conditions: Conditions = DEFAULT, *, skip_bad: bool = False
 ) -> tuple[Calibration, BadRows]:
-    """What measurements of one GPU say about the predictor. Bad rows are an error, or left out with ``skip_bad``.
+    """Fit a calibration to the measurements of one GPU. Bad rows are an error, or left out with ``skip_bad``.
 
     ``columns``: calls as in any table, and ``latency_us``. The GPU is ``target``, or the only one in the column gpu.
     """
@@ -91,7 +91,7 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
 
 
 def prior_of(rows: Residuals, base: Predictor) -> Prior:
-    """What is known of the errors of this family: learned with its weights, or the plain one."""
+    """The prior of the errors of this family: learned with its weights, or the default."""
     weights = load(base.folder, rows.family) if isinstance(base, Learned) else getattr(base, "weights", None)
     learned: Prior | None = getattr(weights, "prior", None)
     if learned is not None:
@@ -116,7 +116,7 @@ def _by_format(rows: Residuals, form: NDArray[Any], after: NDArray[np.float64]) 
 def _reaches(
     off: NDArray[np.float64], form: NDArray[Any], configuration: NDArray[Any], family: tuple[float, float]
 ) -> dict[str, tuple[float, float]]:
-    """Of each format, and of each kind within it: one engine's kernels may be far harder to tell than another's."""
+    """By format, and by configuration within it: one engine's kernels may be far harder to predict than another's."""
     reaches = {str(name): _reach(off[form == name], family) for name in np.unique(form)}
     for name in np.unique(configuration):
         members = configuration == name
@@ -145,7 +145,7 @@ _SEARCH_ROWS = 350  # that choose the setting
 _DEGREES = 4.0  # of freedom of the noise
 _ROUNDS = 3
 _JITTER = 1e-5
-# Factors that are tried, and how unlikely they are: the standard deviation of their logs.
+# Factors that are tried, and the standard deviation of the prior of their logs.
 _BIASES = ((0.05, 0.3, 1.0, 4.0), 1.4)
 _SMOOTH = ((0.05, 0.3, 1.0, 2.0, 4.0, 8.0), 1.0)
 _NOISE = ((0.1, 0.3, 1.0, 3.0), 1.4)
@@ -154,14 +154,14 @@ _SETTINGS = [PriorScales(*values) for values in product(_BIASES[0], _SMOOTH[0], 
 
 
 def penalty(setting: PriorScales) -> float:
-    """Minus the log of how likely a setting is before anything was measured."""
+    """Negative log prior of a setting."""
     widths = (_BIASES[1], _SMOOTH[1], _NOISE[1], _LENGTH[1])
     values = (setting.biases, setting.smooth, setting.noise, setting.length)
     return float(sum(0.5 * (np.log(value) / width) ** 2 for value, width in zip(values, widths, strict=True)))
 
 
 def most_likely_scales(prior: Prior, rows: CallPoints, error: Doubles) -> PriorScales:
-    """The setting under which the errors are most likely. Lengths share what costs most, the covariances."""
+    """The maximum a posteriori setting. Lengths share what costs most, the covariances."""
     if len(rows) > _SEARCH_ROWS:
         picked = np.sort(np.random.default_rng(0).choice(len(rows), _SEARCH_ROWS, replace=False))
         rows, error = rows.select(picked), error[picked]
@@ -182,7 +182,7 @@ def most_likely_scales(prior: Prior, rows: CallPoints, error: Doubles) -> PriorS
 
 
 def _negative_log_likelihood(covariance: Doubles, noise: Doubles, error: Doubles) -> float:
-    """Minus the log of the likelihood of errors under this covariance and noise, less a constant."""
+    """Negative log likelihood of the errors under this covariance and noise, up to a constant."""
     covariance = covariance.copy()
     covariance[np.diag_indices_from(covariance)] += noise
     try:
@@ -199,12 +199,12 @@ def _weights(left: Doubles, spread: float) -> Doubles:
 
 @dataclass(frozen=True, eq=False)
 class ProcessFit:
-    """What the measured errors say, and what each is off by where its group was left out."""
+    """The posterior given the measured errors, and the held-out residual of each row."""
 
     weights: Doubles  # (rows,)
     few: NDArray[np.intp]  # rows that say how sure a correction is
     factor: Doubles  # the inverse of the Cholesky factor of their covariance
-    left_out: Doubles  # (rows,) error that is left when its group is told by the others
+    left_out: Doubles  # (rows,) held-out residual: its group is predicted from the others
     spread: Doubles  # (rows,) its standard deviation, as the process has it
 
 

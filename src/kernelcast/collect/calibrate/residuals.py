@@ -1,4 +1,4 @@
-"""Measured calls beside what a predictor says of them: the errors that a calibration is fitted to."""
+"""Measured calls and their predictions: the residuals that a calibration is fitted to."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Columns = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Residuals:
-    """One family's measured calls. Rows are in an order of their own, so that the file's order cannot matter."""
+    """One family's measured calls. Rows are in a canonical order, independent of the file's."""
 
     family: str
     names: tuple[str, ...]
     values: NDArray[np.float32]
-    shared: tuple[tuple[str, str, str], ...]  # by code: format, stack and kind
+    shared: tuple[tuple[str, str, str], ...]  # by code: format, stack and configuration
     code: NDArray[np.intp]  # which of them a row has
     leaning: NDArray[np.float64]  # log of predicted over generic time
     time_s: NDArray[np.float64]
@@ -48,12 +48,12 @@ class Residuals:
 
     @property
     def target(self) -> NDArray[np.float64]:
-        """Log of measured over predicted; no prediction beats its bound, so no target asks for it."""
+        """Log of measured over predicted; clipped at the bound, below which no prediction goes."""
         return np.log(np.maximum(self.latency_s, self.bound_s) / self.time_s)
 
     @property
     def width(self) -> NDArray[np.float64]:
-        """The standard deviation that the predictor gives itself, the unit of errors."""
+        """The standard deviation of the predictor's interval, the unit of errors."""
         return np.maximum((self.low + self.high) / (2 * REACH), LEAST_WIDTH)
 
     def placed(self, prior: Prior) -> CallPoints:
@@ -78,7 +78,7 @@ def read_measured(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def measured_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
-    """The GPU that was measured: the one that is asked for, or the only one in the table."""
+    """The GPU that was measured: ``target``, or the only GPU in the table."""
     if "gpu" not in columns:
         if wanted is None:
             raise KernelcastError("which GPU was measured? give it with `gpu`, or in a column 'gpu'")
@@ -96,7 +96,7 @@ def measured_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
 
 
 def latencies_us(columns: Columns, bad: BadRows) -> NDArray[np.float64]:
-    """The measured times; those that are none go to ``bad``."""
+    """The measured times; invalid ones go to ``bad``."""
     cells = columns["latency_us"]
     plain = cells.filled(np.nan) if isinstance(cells, np.ma.MaskedArray) and cells.dtype.kind == "f" else cells
     values = np.array([_number(cell) for cell in plain], dtype=np.float64)
@@ -114,7 +114,7 @@ def _number(cell: Any) -> float:
 def residuals(
     columns: Columns, target: Gpu, base: Predictor, conditions: Conditions, bad: BadRows
 ) -> dict[str, Residuals]:
-    """What ``base`` says of every good row, by family."""
+    """Predictions of ``base`` for every valid row, by family."""
     latency = latencies_us(columns, bad) * 1e-6
     add_too_fast(dict(columns), latency * 1e6, target, bad)
     dropped = np.zeros(len(latency), dtype=bool)
@@ -129,7 +129,7 @@ def residuals(
 def predictions(
     columns: Columns, target: Gpu, base: Predictor, conditions: Conditions
 ) -> dict[str, tuple[Residuals, NDArray[np.intp]]]:
-    """The same of calls that nobody measured yet, with their rows; bad rows are left out."""
+    """The same for calls that are not measured yet, with their rows; bad rows are left out."""
     parts: dict[str, list[tuple[Rows, Residuals]]] = {}
     for at, part in _estimates(columns, target, base, conditions, BadRows(), None):
         parts.setdefault(part.family, []).append((at, part))
@@ -143,7 +143,7 @@ def _estimates(
     columns: Columns, target: Gpu, base: Predictor, conditions: Conditions, bad: BadRows,
     latency: NDArray[np.float64] | None,
 ) -> Iterator[tuple[Rows, Residuals]]:  # fmt: skip
-    """What ``base`` predicts of rows of one configuration, and which they are. Without times as if it were right."""
+    """Rows of each configuration and the predictions of ``base``; without measured times residuals are zero."""
     rotations = rotations_of(columns, conditions)
     for kernel, device, rows, calls in grouped(columns, target, bad):
         for at, inputs in predictor_inputs(kernel, rows, calls, device, rotations, base):
@@ -169,7 +169,7 @@ def _estimates(
 def predictor_inputs(
     kernel: type[Kernel], rows: Rows, calls: Calls, device: Gpu, rotations: Rotation, base: Predictor
 ) -> Iterator[tuple[Rows, PredictorInput]]:
-    """What ``base`` is asked, kind by kind as it answers, and the rows of the table."""
+    """The calls for ``base``, grouped by the configuration that answers them, and their rows in the table."""
     for selected, match in by_configuration(kernel, calls, device, base):
         members = np.arange(calls.count) if selected is None else selected
         for start in range(0, len(members), CHUNK_CALLS):

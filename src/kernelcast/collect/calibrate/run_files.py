@@ -1,4 +1,4 @@
-"""Files of measurements, recognised by their keys: runs as a person writes them down, measured models, results of
+"""Files of measurements, recognised by their keys: runs written by hand, measured models, results of
 servers' benchmarks; and tables of calls."""
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _refuse(path: Path, reason: str) -> Any:
     raise KernelcastError(f"{path} is not JSON: {reason}")
 
 
-# ---- runs as a person writes them down ----
+# ---- runs written by hand ----
 
 
 def _record(path: Path, at: int, run: Any) -> RunRecord:

@@ -28,22 +28,22 @@ from kernelcast.serving.step_times import StepTimeTables
 from kernelcast.training.step import STEP_SPREAD, Step
 
 Doubles = NDArray[np.float64]
-Seconds = Mapping[str, float]  # by kind
-REST = ""  # what nothing scales: kernels that watts bind, gaps between kernels
+Seconds = Mapping[str, float]  # seconds by configuration
+REST = ""  # what no scale applies to: power-limited kernels, gaps between kernels
 
 # Numbers of a static batch that a run may have measured: phases that they add up
 PHASES = {"ttft_s": ("prefill",), "prefill_s": ("prefill",), "decode_s": ("decode",), "tpot_s": ("decode",),
           "total_s": ("prefill", "decode")}  # fmt: skip
-STEP_TIMES = ("time_s", "kernel_time_s")  # and of a traced step, as `kernelcast trace` tells them
+STEP_TIMES = ("time_s", "kernel_time_s")  # and of a traced step, as `kernelcast trace` reports them
 
 
-# What whole passes and steps were off beyond their kernels; what differs from run to run is in it
+# Error of whole passes and steps beyond their kernels, including noise from run to run
 PASS_NOISE = sd_of(1 - PASS_SPREAD[0], 1 + PASS_SPREAD[1])
 STEP_NOISE = sd_of(1 - STEP_SPREAD[0], 1 + STEP_SPREAD[1])
 
 
 class ScaleShares:
-    """Of which kinds calls on one GPU are: shares by key, which add up to 1."""
+    """The configurations behind calls on one GPU: shares by key, which add up to 1."""
 
     def __init__(self, times: Times) -> None:
         self._times, self._known = times, dict[Call, Seconds]()
@@ -65,8 +65,8 @@ class ScaleShares:
         return self._known[call]
 
     def by_watts(self, call: Call, each_s: float, count: float) -> list[Seconds]:
-        """Of ``count`` calls that a lowered clock makes longer: by kind, or as the clock has it, whichever is longer;
-        nothing of others."""
+        """Alternatives of ``count`` calls that a lowered clock makes longer: seconds by configuration, or at that
+        clock; none for other calls."""
         longer_s = throttled_s(call, each_s, self._times)
         if not longer_s > 0:
             return []
@@ -74,7 +74,7 @@ class ScaleShares:
 
 
 def pieces(groups: Sequence[Sequence[Seconds]]) -> Pieces:
-    """Of groups of alternatives, each its seconds by kind."""
+    """A time from groups of alternatives, each its seconds by configuration."""
     keys = tuple(sorted({key for group in groups for alternative in group for key in alternative} - {REST}))
     order = (*keys, REST)
     return Pieces(
@@ -112,7 +112,7 @@ def _multiplied(seconds: Seconds, count: float) -> Seconds:
 
 
 def _intervals(pass_time: PassTime, shares: ScaleShares) -> Iterator[tuple[str, Interval]]:
-    """The kernels of a pass by kind, and what is beside them, which comes last."""
+    """The kernels of a pass by configuration, then what is beside them."""
     launches = pass_time.launches
     for launch, timed in zip(launches, pass_time.kernels, strict=False):
         yield from ((key, timed.interval * share) for key, share in shares.of(launch.call).items())
@@ -152,7 +152,7 @@ def step_run(name: str, step: Step, measured: Mapping[str, float]) -> MeasuredRu
         measured_time = MeasuredTime(name, what, time_s, forecast, STEP_NOISE)
         waits = measured_time.shares.get(
             host, 0.0
-        )  # for a host, which is another from model to model and from hour to hour
+        )  # for a host, whose speed varies from model to model and from hour to hour
         times.append(replace(measured_time, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
     intervals = [
         (key, step.times[launch.call].interval * (launch.count * share))
@@ -173,7 +173,7 @@ def _host_sd(step: Step) -> float:
 
 
 def _by_kernel(step: Step, shares: ScaleShares) -> tuple[tuple[str, ...], Doubles, list[list[Seconds]]]:
-    """Seconds of each op of the queue, by kind; and the launches that watts bind, apart."""
+    """Seconds of each op of the queue by configuration; power-limited launches apart."""
     keys = tuple(sorted({key for op in step.kernels for launch in op.launched for key in shares.of(launch.call)}))
     column = {key: at for at, key in enumerate(keys)}
     seconds, limited = np.zeros((len(step.kernels), len(keys))), []
@@ -266,7 +266,7 @@ def benchmark_run(bench: BenchResult, service: Service, conditions: Conditions, 
     times = []
     for what, time_s in measured.items():
         along = np.array(slopes[what])
-        # a queue makes more of what steps are off by, and so of what they are off beyond their kernels
+        # a queue amplifies errors of steps, also those beyond their kernels
         noise = float(np.hypot(PASS_NOISE * np.abs(along).sum(), sd_of(1 - least, 1 + least)))
         name = what.removesuffix("_ms") + "_s"
         times.append(MeasuredTime(str(bench.path), name, time_s, Slopes(keys, likely[what], along), noise))
@@ -276,8 +276,8 @@ def benchmark_run(bench: BenchResult, service: Service, conditions: Conditions, 
 
 
 def _mean_intervals(times: Times, shares: ScaleShares) -> dict[str, Interval]:
-    """Of each kind, the interval of its mean call, as factors of the time: tables of passes have calls of all sizes,
-    and the longest are not those that run most."""
+    """The interval of the mean call of each configuration, as factors of the time: tables of passes have calls of all
+    sizes, and the longest are not those that run most."""
     rows_by_key: dict[str, list[tuple[float, float, float]]] = {}
     for call in times.calls:
         interval = times[call].interval

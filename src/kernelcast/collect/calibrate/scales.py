@@ -1,9 +1,9 @@
 """Whole runs -> a factor for each configuration of kernels that they ran, by Bayesian inference.
 
 The log of a measured time is the log of its forecast, with every configuration (and the host) so many times as long,
-and noise. The logs of these factors have priors around 0, as wide as the forecast says that it may be off. What is most
-likely is found by Gauss's and Newton's steps; how sure it is, by the curvature there (Laplace). A kind without a share
-in any run has no slope anywhere, and stays.
+and noise. The logs of these factors have priors around 0, as wide as the forecast says that it may be off. The maximum
+a posteriori is found by Gauss-Newton steps, its covariance by the Laplace approximation. A configuration without a
+share in any run keeps its prior.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Doubles = NDArray[np.float64]
 _STEPS, _HALVES = 50, 30
 _ENOUGH = 1e-9  # a step below this is the last
 _Z80 = 1.2816  # standard deviations that a normal 80% interval reaches to either side
-_LEAST_SD = 1e-4  # a configuration of which the forecast is sure
+_LEAST_SD = 1e-4  # of a configuration with a very narrow interval
 
 
 class Forecast(Protocol):
@@ -36,7 +36,7 @@ class Forecast(Protocol):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The kinds that it depends on."""
+        """The configurations that it depends on."""
         ...
 
     def at(self, log_scales: Doubles) -> tuple[float, Doubles]:
@@ -64,7 +64,7 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """What a simulation gave, and how it follows each scale."""
+    """The result of a simulation, and its slope by each scale."""
 
     keys: tuple[str, ...]
     time_s: float
@@ -100,13 +100,13 @@ class MeasuredTime:
 
 
 def sd_of(low: float, high: float) -> float:
-    """Standard deviation of the log of what lies eight times of ten between two factors."""
+    """Standard deviation of the log whose 80% interval is between two factors."""
     return float(np.log(high / low)) / (2 * _Z80)
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A run with what was measured of it; ``spans``: seconds by kind, with the interval of its forecast."""
+    """A run and its measured times; ``intervals``: forecast seconds by configuration."""
 
     name: str
     seen: tuple[MeasuredTime, ...]
@@ -114,7 +114,7 @@ class MeasuredRun:
 
 
 def prior_sds(runs: Iterable[MeasuredRun]) -> dict[str, float]:
-    """Of the log of each scale: as far as the forecasts of the runs say that they may be off."""
+    """Prior standard deviation of the log of each scale, from the forecast intervals of the runs."""
     by_key = summed((key, interval) for run in runs for key, interval in run.intervals.items())
     return {key: max(sd_of(interval.low, interval.high), _LEAST_SD) for key, interval in sorted(by_key.items())}
 
@@ -162,8 +162,8 @@ def solve(times: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> Scal
         at, cost, errors, slopes = at + step, new_cost, new_errors, new_slopes
         if np.abs(step).max(initial=0.0) < _ENOUGH:
             break
-    # Runs that agree leave a cost of one for each of them, on average; where more is left, noise was more than we took
-    # it for, and runs say less.
+    # Runs that agree leave a cost of about one each; a larger cost means more noise than assumed, and wider
+    # posteriors.
     contradiction = float(np.sqrt(max(1.0, cost / max(1, len(times)))))
     covariance = np.asarray(np.linalg.inv(problem.curvature(slopes, contradiction)), dtype=np.float64)
     return ScaleFit(problem.keys, at, covariance, contradiction)
@@ -207,7 +207,7 @@ def cross_validated(times: Sequence[MeasuredTime], prior_sds: Mapping[str, float
 
 
 def scales_of(solved: ScaleFit, times: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> dict[str, Scale]:
-    """The scales of what had a share in some run; what none saw is not scaled."""
+    """The scales of configurations with a share in some run; others are not scaled."""
     scales = {}
     for key, log_scale, sd in zip(solved.keys, solved.log_scales, solved.sds, strict=True):
         shares = np.array([time.shares.get(key, 0.0) for time in times])

@@ -20,7 +20,7 @@ from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.prior import CallPoints, Doubles, Prior, PriorScales
 from kernelcast.hardware import Gpu
 
-_REFERENCE = 500  # candidates of a family for which the others speak
+_REFERENCE = 500  # candidates of a family that represent the others
 _POOL = 1500  # of a family that are looked at
 _MEAN = np.sqrt(2 / np.pi)
 
@@ -70,7 +70,7 @@ def next_calls(
 
 
 class _Candidates:
-    """One family's candidates, and how much each would tell of the reference calls."""
+    """One family's candidates, and the information that each would give about the reference calls."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class _Candidates:
         return np.where(self.free, reduction, -1.0)
 
     def take(self, row: int) -> int:
-        """A candidate: the others are told by it from now on."""
+        """Take a candidate: the others are conditioned on it from now on."""
         column = self.among[:, row] - sum(
             (column_taken * column_taken[row] for column_taken in self.taken), np.zeros(len(self.own))
         )

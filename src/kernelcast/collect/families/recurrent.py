@@ -45,7 +45,8 @@ def _layers(draw: Draw, op: str) -> Drawn:
 
 
 def _kept(draw: Draw, op: str) -> Drawn:
-    """One layer whose weights stay in registers: what PyTorch asks of cuDNN for fp16 of these sizes."""
+    """One layer whose weights stay in registers: the algorithm that PyTorch requests of cuDNN for fp16 of these
+    sizes."""
     call = {"op": op, "batch": draw.pick((8, 16, 24, 32, 48, 64, 64, 96, 128)), "steps": draw.size(8, 1000),
             "input": draw.pick((128, 256, 512, 512, 768, 1024)),
             "hidden": draw.pick((256, 256, 384, 512, 512, 640, 768, 1024, 1024)),

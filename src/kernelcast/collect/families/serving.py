@@ -8,7 +8,7 @@ _SHORTEST, _LONGEST = 128, 32768  # tokens of a request's past
 _MOST_KEYS_BYTES = 6e9  # of the KV cache that a call reads
 _MOST_NEW = 16384  # tokens of a step
 _PAGES = (16, 16, 64)
-_LATENT_HEADS = (128, 64, 32, 16, 16, 8)  # DeepSeek's 128 and its cuts
+_LATENT_HEADS = (128, 64, 32, 16, 16, 8)  # DeepSeek's 128, sharded
 _LATENT_BYTES = 2 * (512 + 64)
 
 

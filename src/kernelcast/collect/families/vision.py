@@ -101,7 +101,7 @@ def _call(draw: Draw, ops: tuple[str, ...], sizes: Drawn, *, most: int = 256, la
 def _dense(draw: Draw, ops: tuple[str, ...]) -> Drawn:
     source = draw.pick(("real",) * 13 + ("special",) * 2 + ("random",) * 5)
     sizes = {"real": _real, "special": _special, "random": _random}[source](draw)
-    if sizes["in_channels"] <= 3:  # nobody asks for the gradient of an image
+    if sizes["in_channels"] <= 3:  # the gradient of an image is not needed
         ops = tuple(op for op in ops if op != "conv2d_dgrad")
     return _call(draw, ops, sizes)
 

@@ -202,7 +202,7 @@ def rope(call: Any) -> Recipe:
 
 @cache
 def _sampling() -> Any:
-    """FlashInfer's sampling, with seeds from a counter: a generator of PyTorch's may not be asked inside of a graph."""
+    """FlashInfer's sampling, with seeds from a counter: a generator of PyTorch's may not be used inside of a graph."""
     sampling, offset = flashinfer().sampling, count(0, 4096)
     sampling.get_seed_and_offset = lambda increment, generator=None: (0, next(offset))
     return sampling

@@ -1,4 +1,4 @@
-"""Recurrence through PyTorch: cuDNN's LSTM, GRU and RNN, as nn.LSTM and its kin call them; its own CTC loss."""
+"""Recurrence through PyTorch: cuDNN's LSTM, GRU and RNN, as nn.LSTM, nn.GRU and nn.RNN call them; its own CTC loss."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _pool(call: Any) -> Recipe:
     out = [(n + 2 * p - k) // call.stride + 1 for n, p, k in zip(sizes, padding, kernel, strict=True)]
     name = "max_pool" if call.op.startswith("max") else "avg_pool"
     operation: Callable[..., Tensor] = getattr(functional, f"{name}{len(kernel)}d")
-    # the places of the maxima are written whether they are asked for or not
+    # the indices of the maxima are always written
     return _either(call, sizes, out, lambda x: operation(x, kernel, stride, padding))
 
 

@@ -1,4 +1,4 @@
-"""How each model_type lays out its layers: one short reader for its mixer, one for its feed-forward part."""
+"""The layers of each model_type: one short reader for its mixer, one for its feed-forward part."""
 
 from kernelcast.models.families import dense, hybrid, latent, sparse
 from kernelcast.models.fields import Family

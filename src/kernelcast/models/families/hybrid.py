@@ -67,7 +67,7 @@ def _blocks(f: Fields, pattern_key: str, list_key: str) -> list[str]:
 def _nemotron_blocks(f: Fields) -> list[str]:
     blocks = _blocks(f, "hybrid_override_pattern", "layers_block_type")
     if len(blocks) != layer_count(f):
-        raise f.refuse(f"the pattern of layers has {len(blocks)} entries; num_hidden_layers asks for {layer_count(f)}")
+        raise f.refuse(f"the pattern of layers has {len(blocks)} entries; num_hidden_layers is {layer_count(f)}")
     return blocks
 
 

@@ -69,7 +69,7 @@ def _deepseek_v4(f: Fields) -> list[CompressedAttention]:
     types = f.layer_types(layers, tuple(_RATIOS))
     ratios = [_RATIOS[name] for name in types] if types else list(f.integers("compress_ratios")[:layers])
     if len(ratios) != layers:
-        raise f.refuse(f"'compress_ratios' has {len(ratios)} entries; num_hidden_layers asks for {layers}")
+        raise f.refuse(f"'compress_ratios' has {len(ratios)} entries; num_hidden_layers is {layers}")
     for ratio in set(ratios) - set(_RATIOS.values()):
         raise f.refuse(f"'compress_ratios' has {ratio}; supported here: {', '.join(map(str, _RATIOS.values()))}")
     return [_compressed(f, ratio) for ratio in ratios]

@@ -31,7 +31,7 @@ _CUDNN_SIZE = 128  # cuDNN elsewhere
 
 @dataclass(frozen=True)
 class _Attention:
-    """What decides who computes it, and how long that takes."""
+    """The arguments that decide the backend and its time."""
 
     query: Tensor
     key: Tensor
@@ -101,7 +101,7 @@ class _Attention:
 
     @property
     def bias_layout(self) -> str:
-        """By the axes that it has in memory."""
+        """The layout of the bias, by the axes that it has in memory."""
         if self.bias is None:
             return "none"
         has = [size > 1 and step != 0 for size, step in zip(self.bias.shape, self.bias.stride, strict=True)]

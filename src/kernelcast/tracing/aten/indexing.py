@@ -96,7 +96,7 @@ def _index(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")
 def _index_put(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """Into a copy of the whole without the underscore; equal places are added up after a sort."""
+    """Out-of-place variants copy the whole tensor first; equal indices are added up after a sort."""
     target, indices, values = op.arguments[:3]
     if not op.in_place:
         yield copied(target, op.outputs[0], "lookup")
@@ -138,7 +138,7 @@ def _gather(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("scatter", "scatter_add", "scatter_reduce", "scatter_value")
 def _scatter(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """Without the underscore into a copy of the whole; a mean counts what it adds."""
+    """Out-of-place variants copy the whole tensor first; a mean counts what it adds."""
     target, axis, index = op.arguments[:3]
     if not op.in_place:
         yield copied(target, op.outputs[0], "lookup")
@@ -150,7 +150,7 @@ def _scatter(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("masked_select", "masked_scatter", "slice_scatter", "select_scatter", "index_fill", "nonzero", "nonzero_static")
 def _one_by_one(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """Elements to their places; what is changed without the underscore is copied whole before."""
+    """Scatter elements by index; out-of-place variants copy the whole tensor first."""
     target = op.arguments[0]
     given = [x for x in op.inputs[1:] if x.dtype == target.dtype]
     moved = max(given or [op.outputs[0]], key=lambda x: x.elements)

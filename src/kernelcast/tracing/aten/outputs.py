@@ -92,7 +92,7 @@ def _elementwise(op: Op) -> tuple[Tensor, ...]:
 
 
 def _made(op: Op) -> tuple[Tensor, ...]:
-    """arange and its kin are given the tensor to fill, or numbers alone."""
+    """arange and similar ops take the tensor to fill, or numbers alone."""
     given = [x for x in op.inputs if x.elements > 1]
     if given:
         return (given[-1],)
@@ -125,7 +125,7 @@ def _joined(op: Op) -> tuple[Tensor, ...]:
 
 
 def _best(op: Op) -> tuple[Tensor, ...]:
-    """topk, sort: values and places."""
+    """topk, sort: values and indices."""
     x = op.inputs[0]
     shape = list(x.shape)
     if op.name == "topk":

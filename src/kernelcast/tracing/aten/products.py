@@ -1,4 +1,4 @@
-"""Products: mm and its kin, with the layout of their operands as cuBLAS names it; and convolutions."""
+"""Matrix products (mm, addmm, bmm and similar), with the layout of their operands as cuBLAS names it; convolutions."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _sizes(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, 
 
 
 def channels_last(x: Tensor) -> bool:
-    """As ATen tells it by strides (is_channels_last_strides_2d and _3d)."""
+    """As ATen derives it from strides (is_channels_last_strides_2d and _3d)."""
     if len(x.shape) not in (4, 5) or x.stride[1] == 0:
         return False
     least = 0

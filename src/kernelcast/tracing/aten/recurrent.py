@@ -23,7 +23,7 @@ _CELLS = {0: "rnn", 1: "rnn", 2: "lstm", 3: "gru"}  # cudnnRNNMode_t
 
 
 def _format(x: Tensor, settings: OpSettings) -> str:
-    """torch.backends.cudnn.allow_tf32 is on unless somebody turns it off."""
+    """torch.backends.cudnn.allow_tf32 is on by default."""
     if x.dtype in ("bf16", "fp16"):
         return x.dtype
     return "tf32" if settings.has_tf32 and x.dtype == "fp32" else "fp32"
@@ -60,8 +60,8 @@ def _dropped(x: Tensor, width: int, how: tuple[Any, ...], op: str) -> Iterator[L
 
 
 def _flattened(weights: tuple[Tensor, ...]) -> Iterator[Launch]:
-    """PyTorch keeps weights of fp16 and fp32 in one buffer, as cuDNN wants them (nn.RNNBase.flatten_parameters asks
-    torch.backends.cudnn.is_acceptable, which knows no bf16): those of bf16 are copied into a new one every time."""
+    """PyTorch keeps weights of fp16 and fp32 in one buffer, as cuDNN wants them (nn.RNNBase.flatten_parameters checks
+    torch.backends.cudnn.is_acceptable, which excludes bf16): those of bf16 are copied into a new one every time."""
     if weights[0].dtype == "bf16":
         yield launch(_PART, "fill", rows=1, cols=sum(x.elements for x in weights), dtype="bf16")
         for x in weights:
