@@ -96,4 +96,4 @@ def test_a_model_tells_what_it_rests_on(run: Run) -> None:
     found = json.loads(told(run, *asked, "--json"))["evidence"]
     assert found["calls"] > 10_000 and 0 < found["error"] < 0.1 and found["kinds"][0]["share"] > 0.3
     assert sum(found["support"].values()) == pytest.approx(1)
-    assert "rests on   " in told(run, *asked)
+    assert "evidence   " in told(run, *asked)

@@ -73,7 +73,7 @@ def test_a_prediction_shows_its_answer_first() -> None:
                             f"interval {found.low_s * 1e6:.1f} µs – {found.high_s * 1e6:.1f} µs"]  # fmt: skip
     assert page.row(found.bound_by)[3] == "100%"
     assert page.bars == len(found.limits)  # a bar a pipeline
-    assert page.row("support")[1].startswith(found.support) and "calls of this configuration" in page.row("rests on")[1]
+    assert page.row("support")[1].startswith(found.support) and "calls of this configuration" in page.row("evidence")[1]
 
 
 def test_a_gpu_shows_its_numbers_with_their_sources() -> None:
@@ -88,7 +88,7 @@ def test_a_batch_shows_times_parts_memory_and_evidence() -> None:
     assert page.row("total")[1] == f"{found.total.value * 1e3:.1f} ms" and " to " in page.row("total")[2]
     assert {"mlp", "attention", "projections"} <= {row[0] for row in page.rows}
     assert page.bars >= 4
-    assert "GiB" in page.row("memory")[1] and "calls of" in page.row("rests on")[1]
+    assert "GiB" in page.row("memory")[1] and "calls of" in page.row("evidence")[1]
 
 
 def test_a_load_shows_percentiles() -> None:

@@ -1,4 +1,4 @@
-"""What a forecast says of itself: the evidence that it rests on, the words that it was answered in, and its support."""
+"""The evidence of a forecast, the parameters that were filled in or substituted, and its support."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def _training_table(comparison: TrainingComparison) -> Any:
         for forecast in comparison.fitting
     ]  # fmt: skip
     heads = ("GPU", "n", "layout", "step", "80%", f"{comparison.scenario.unit}/s", "days", "USD", "MJ", "mem", "bound",
-             "support")  # fmt: skip
-    return dense_table(*heads, left=("GPU", "layout", "bound", "support"), rows=rows, gap=1)
+             "supp.")  # fmt: skip
+    return dense_table(*heads, left=("GPU", "layout", "bound", "supp."), rows=rows, gap=1)
 
 
 def _whole_text(comparison: TrainingComparison) -> str:

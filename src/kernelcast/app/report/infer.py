@@ -156,7 +156,7 @@ def _weight_only(deployment: Deployment) -> tuple[str, ...]:
 
 
 def print_inference(result: Inference | Disaggregated) -> None:
-    """The answer first, then where the time goes, then memory, then what it rests on."""
+    """Times first, then the breakdown, memory, and the evidence."""
     if isinstance(result, Disaggregated):
         deployments = [result.pools.prefill.deployment, result.pools.decode.deployment]
         _print_pools(result)

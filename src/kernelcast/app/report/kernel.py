@@ -49,7 +49,7 @@ CACHE = {
 
 
 def print_prediction(prediction: Prediction, gpu: Gpu, conditions: Conditions, drawn: Energy | None = None) -> None:
-    """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
+    """One call: the answer first, then what limits it, how its tasks fall, and the evidence."""
     show(title(prediction.op, f"  {_given(prediction)}", gpu.name, f" ({gpu.id})") + changes_text(gpu), "")
     show(_answer(prediction, conditions, drawn), "", _pipelines(prediction), "", _kernels(prediction.kernels), "")
     show(_rests_on(prediction, gpu, conditions))
@@ -69,7 +69,7 @@ def _answer(prediction: Prediction, conditions: Conditions, drawn: Energy | None
     grid = Table.grid(Column(style="bold"), Column(justify="right", no_wrap=True), Column(style="dim"), padding=(0, 2))
     interval = f"interval {time_text(prediction.low_s)} – {time_text(prediction.high_s)}"
     grid.add_row("  predicted", Text(time_text(prediction.time_s), "bold green"), interval)
-    grid.add_row("  ceiling", time_text(prediction.ceiling_s), "what the best kernels of this sort reach")
+    grid.add_row("  ceiling", time_text(prediction.ceiling_s), "what the best kernels reach for such a call")
     binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
     grid.add_row("  bound", time_text(prediction.bound_s), f"{prediction.bound_by} {binds}")
     grid.add_row("  efficiency", percent(prediction.efficiency), "bound / predicted")
@@ -166,7 +166,7 @@ def _rests_on(prediction: Prediction, gpu: Gpu | None = None, conditions: Condit
     grid = Table.grid(Column(style="bold"), Column(), padding=(0, 2))
     grid.add_row("  support", f"{prediction.support} ({SUPPORT[prediction.support]})")
     grid.add_row("  runs", prediction.runs.text)
-    grid.add_row("  rests on", evidence_text(prediction.match))
+    grid.add_row("  evidence", evidence_text(prediction.match))
     if gpu is not None and gpu.unit_of:
         grid.add_row(
             "  unit", f"of {gpu.unit_of}: its forecast, times what physics says of the numbers that were measured"
@@ -258,7 +258,7 @@ def prediction_fields(prediction: Prediction, gpu: Gpu, conditions: Conditions) 
 
 
 def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:
-    """What a calibration rests on, for the family of this op; None without one."""
+    """The measurements of a calibration for the family of this op; None without one."""
     if calibration is None:
         return None
     name = kernel_class(op).family

@@ -103,7 +103,7 @@ def verdict(simulation: Simulation) -> str:
 
 
 def print_simulation(simulation: Simulation) -> None:
-    """The verdict and latencies first, then throughput and what limits, then what it rests on."""
+    """The verdict and latencies first, then throughput and the bottleneck, then the evidence."""
     show(head(simulation.service))
     load, served = simulation.load, simulation.request_times
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"

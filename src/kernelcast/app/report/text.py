@@ -109,7 +109,7 @@ def time_rows(rows: Iterable[tuple[str, Interval, str]]) -> list[tuple[str, str,
 
 
 def support_text(level: str, predictor: str) -> str:
-    """The last line of an answer: what it rests on."""
+    """The last lines of a result: its evidence."""
     return f"support    {level} ({SUPPORT[level]}), {predictor}"
 
 
@@ -117,7 +117,7 @@ def evidence_lines(evidence: EvidenceSummary) -> list[str]:
     """The evidence behind a result, and what was substituted most."""
     changes = evidence.changes
     more = f"; and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return [f"rests on   {evidence.text}"] + ([f"answered   {'; '.join(changes[:2])}{more}"] if changes else [])
+    return [f"evidence   {evidence.text}"] + ([f"answered   {'; '.join(changes[:2])}{more}"] if changes else [])
 
 
 def truncate(text: str, width: int) -> str:

@@ -47,7 +47,7 @@ def fields(step: Step | ScaledStep) -> dict[str, Any]:
 
 
 def print_step(step: Step | ScaledStep) -> None:
-    """The answer first, then where the time goes, then memory, then what it rests on."""
+    """Times first, then the breakdown, memory, and the evidence."""
     if isinstance(step, ScaledStep):
         _print_scaled(step)
     else:

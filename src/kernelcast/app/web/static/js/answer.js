@@ -14,7 +14,7 @@
    titleLine(...parts), faint(text)      What was forecast, in one line.
    layoutParts(layout)                   ["tp 4", "ep 4"]; gpusText({gpus, gpu}) "4 x NVIDIA H200".
    support(level), badge(level), level(name)   How well an answer is supported: a sentence, a badge, in a table.
-   evidenceCard(answer)                  Measured calls that the answer rests on: calls, error, shares, configurations.
+   evidenceCard(answer)                  Measured calls behind the forecast: calls, error, shares, configurations.
    answeredAs(pairs)                     "backend fa3 for fa2, paged yes" of {parameter: {asked, answered}}.
    note(style, …children)                A remark: style "plain", "good", "warn". */
 
@@ -138,7 +138,7 @@ const COLUMNS = [
 
 const configurations = (list) =>
   table(
-    "Configurations of measured calls that the answer rests on",
+    "Measured configurations behind the forecast",
     COLUMNS,
     list.map((entry) => [
       entry.op ?? "not measured",
