@@ -63,7 +63,7 @@ def _short(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A call as a run makes it: in which part of a model, and how often; ``by``: what of the batch its size follows."""
+    """A call in a part of a model, with a count; ``scales_with``: what of the batch its size follows."""
 
     part: str
     call: Call

@@ -33,7 +33,7 @@ from kernelcast.schedule import Event, KernelTime, Lane, Timeline
 from kernelcast.stacks import Stack
 
 _SMALL_STEP_TOKENS = 256
-OVERLAPS = ("experts", "all")  # what kernels of a second stream run beside (``Launch.beside``)
+OVERLAPS = ("experts", "all")  # what kernels of a second stream run beside (``Launch.overlaps``)
 # Relative error of whole passes beyond the intervals of their kernels (clocks, caches, kernels that are not modelled):
 # set on every second of PipeWeave's measured cases; `kernelcast evaluate served` scores its coverage of the others.
 PASS_SPREAD = (0.025, 0.025)
@@ -61,7 +61,7 @@ def pass_deviation(kernels_s: Any, deviation_s: Any, end: int) -> Any:
 @dataclass(frozen=True)
 class PassGroup:
     """Passes that launch the same kernels: ``rows`` of the batches, their launches with columns for sizes, where each
-    pass finds its entry in them (by ``Launch.by``), and the row of each entry in the table of calls."""
+    pass finds its entry in them (by ``Launch.scales_with``), and the row of each entry in the table of calls."""
 
     rows: Rows
     launches: list[Launch]

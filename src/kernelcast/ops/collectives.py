@@ -108,7 +108,7 @@ class _Collective(Kernel):
     @classmethod
     def algorithms(cls, message: CollectiveMessage) -> list[Algorithm]:
         """The algorithms; the first is always possible."""
-        raise TypeError(f"{cls.__name__} defines no plans")
+        raise TypeError(f"{cls.__name__} defines no algorithms")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -73,7 +73,7 @@ class Moe(GroupedKernel):
     ep: int = size("expert-parallel ranks: each holds experts / ep", default=1, high=65536)
     skew: float = real("0: as routing says; else the power-law exponent of tokens per expert", default=0.0, high=10.0)
     routing: str | None = choice("how tokens choose experts without skew: balanced or random", ROUTINGS, default=None)
-    gated: bool = flag("gated activation (SwiGLU): gate and up projections", default=True)
+    gated: bool = flag("gated MLP: gate and up projections; any activation is forecast as SiLU", default=True)
     slots: int | None = size("expert slots, redundant experts included, default: experts", default=None, high=65536)
     eplb: bool = flag("expert slots balanced by load (EPLB)", default=False)
     received: int | None = size("tokens dispatched to a rank, default: expected", default=None)

@@ -17,7 +17,7 @@ from kernelcast.results import NOTHING, SUPPORT, Interval, independent
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Kernels of one part of a run: ``span`` of all its launches together."""
+    """Kernels of one part of a run: ``interval`` of all its launches together."""
 
     phase: str  # of a run: prefill, decode; forward, backward, optimizer
     part: str

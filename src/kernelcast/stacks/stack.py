@@ -36,7 +36,7 @@ class Stack(Library):
     small_ops: str  # whose norms, activations and rotations
     joined_projections: bool  # q, k, v as one product; gate and up as one
     latent_layers: bool  # latent attention was measured as a whole layer, projections inside
-    exchange: str  # how tokens are dispatched to experts where attention is data parallel: see ops/exchange.py
+    exchange: str  # how tokens are dispatched to experts where attention is data parallel: see inference/layers.py
     shared_stream: bool  # shared experts run beside routed ones in small steps
     fused_residual: bool  # the residual is added inside the norm
     fused_activation: bool  # activation times the other half in one kernel
@@ -63,7 +63,9 @@ class Stack(Library):
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
-    scheduler: tuple[tuple[str, Any], ...] = ()  # its defaults, see serving.engine.settings; none: it serves no queue
+    scheduler: tuple[
+        tuple[str, Any], ...
+    ] = ()  # its defaults, see serving.service.EngineSettings; none: it serves no queue
     unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
 
     def replays(self, tokens: Any, *, decodes: Any) -> Any:

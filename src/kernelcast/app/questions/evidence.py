@@ -62,7 +62,7 @@ def evidence(
     weights: Path | None = None,
 ) -> list[MeasuredConfiguration]:
     """Configurations that were measured: of these ops, on these GPUs, by these stacks (none: all), with these values
-    (``dtype=fp8``). Each entry has its configuration, how many calls, the held-out error, and ``told()``."""
+    (``dtype=fp8``). Each entry has its configuration, how many calls, the held-out error, and ``to_dict()``."""
     ops, gpus, stacks, pairs = (_list(given) for given in (op, gpu, stack, where))
     refuse_unknown("op", ops, REGISTRY)
     gpu_ids = [named_gpu(name).id for name in gpus]
