@@ -95,7 +95,7 @@ def test_sql_over_the_rows(run: Run, folder: Path) -> None:
         (["SELECT 1", "--top", "3"], "what to query?"),
         (["--top", "3", "--by", "tpot"], "unknown column 'tpot' (did you mean tpot_s"),
         (["--top", "3", "--by", "batch"], "write batch:min or batch:max"),
-        (["--top", "3", "--by", "gpu"], "gpu holds words"),
+        (["--top", "3", "--by", "gpu"], "gpu is text"),
         (["--top", "3", "--by", "tpot_s:least"], "min or max"),
         (["--top", "0"], "1 or more"),
         (["--by", "tpot_s"], "--by needs --top"),

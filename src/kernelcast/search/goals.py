@@ -1,4 +1,4 @@
-"""Latencies that a service must keep, and how far metrics are from them."""
+"""Latency goals (SLOs) of a service, and how far metrics are from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Goal:
         return f"{self.metric.upper()} {self.statistic}"
 
     def share(self, metrics: Mapping[str, float]) -> float:
-        """The metric over its limit: at most 1 where the goal is met. Answers of one token have no time per token."""
+        """The metric over its limit: at most 1 where the goal is met. Outputs of one token have no time per output
+        token."""
         return metrics.get(self.key, 0.0) / self.limit_ms
 
 

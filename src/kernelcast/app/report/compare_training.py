@@ -41,7 +41,7 @@ def _training_table(comparison: TrainingComparison) -> Any:
         (
             truncate(gpu_text(forecast.gpu), NAME_WIDTH if not forecast.gpu.changes else 34), str(forecast.gpus),
             truncate(forecast.layout.label, 14), time_text(forecast.step.time_s),
-            f"{time_text(forecast.span.low)}-{time_text(forecast.span.high)}", digits(forecast.units_per_s, 3),
+            f"{time_text(forecast.interval.low)}-{time_text(forecast.interval.high)}", digits(forecast.units_per_s, 3),
             digits(forecast.hours / 24, 3), money(forecast.usd), megajoules(forecast.joules),
             binary_bytes_text(forecast.step.memory.used_bytes).replace("iB", ""), bottleneck(forecast),
             SHORT[forecast.step.support],
@@ -77,7 +77,7 @@ def _training_fields(forecast: TrainingForecast) -> dict[str, Any]:
     step, unit = forecast.step, forecast.scenario.unit
     return {
         "plan": attributes(forecast.layout, "dp", "tp", "pp", "ep", "zero", "micro_batches"),
-        **span_fields("time_s", forecast.span),
+        **span_fields("time_s", forecast.interval),
         f"{unit}_per_s": forecast.units_per_s,
         f"{unit}_per_s_per_gpu": forecast.units_per_s / forecast.gpus,
         **attributes(forecast, "hours", "usd"),
@@ -93,10 +93,12 @@ def write_plot(comparison: TrainingComparison, path: Path) -> None:
     with picture(path, (8.5, 1.4 + 0.3 * len(shown))) as (figure, (axes,)):
         rates = [forecast.units_per_s / forecast.gpus for forecast in shown]
         below = [
-            rate - rate * forecast.step.time_s / forecast.span.high for rate, forecast in zip(rates, shown, strict=True)
+            rate - rate * forecast.step.time_s / forecast.interval.high
+            for rate, forecast in zip(rates, shown, strict=True)
         ]
         above = [
-            rate * forecast.step.time_s / forecast.span.low - rate for rate, forecast in zip(rates, shown, strict=True)
+            rate * forecast.step.time_s / forecast.interval.low - rate
+            for rate, forecast in zip(rates, shown, strict=True)
         ]
         names = [gpu_text(forecast.gpu) for forecast in shown]
         axes.barh(names, rates, xerr=[below, above], color="#2b6cb0", height=0.62,

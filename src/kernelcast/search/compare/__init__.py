@@ -1,1 +1,1 @@
-"""GPUs side by side: every one at its best way to run a model, by cost, latency, throughput or energy."""
+"""GPUs side by side, each with its best deployment of a model, by cost, latency, throughput or energy."""

@@ -1,4 +1,4 @@
-"""What is compared, and the ways to run it on a GPU that are worth a forecast.
+"""What is compared, and the candidate deployments on a GPU that are worth a forecast.
 
 Memory is checked first. Deployments that fit are ordered by a rough time (peaks, bytes and links; never shown), and
 only the best few, each at the batch sizes around its rough best, are forecast.

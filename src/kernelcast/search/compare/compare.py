@@ -35,7 +35,7 @@ from kernelcast.stacks import stack as named_stack
 
 Row = ComparisonRow["ServingForecast"]
 _REFINED = 2  # deployments of a GPU whose batch sizes are searched more closely
-_BEFORE = {"asked": "scenario", "way": "candidate"}  # names of 0.x, for one more release
+_BEFORE = {"asked": "scenario", "way": "candidate", "span": "interval"}  # names of 0.x, for one more release
 
 
 class Renamed:
@@ -55,7 +55,7 @@ def rank_key(
     by: str | None, latency_s: float, throughput: float, per_gpu: float, usd: float | None,
     joules: Callable[[], Interval | None],
 ) -> tuple[float, ...]:  # fmt: skip
-    """Less is better. Where what the order is by is unknown: after all others, by throughput per GPU."""
+    """Sort key, less is better. Where the metric is unknown: after all others, by throughput per GPU."""
     if by == "latency":
         return 0.0, latency_s, -per_gpu
     if by == "throughput":
@@ -75,7 +75,7 @@ def bound_shares(times: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def energy_of_run(forecast: Any) -> Interval | None:
-    """Joules of a whole run on all its GPUs; None where no power model is."""
+    """Joules of a whole run on all its GPUs; None without a power model."""
     energy = getattr(forecast, "energy", None)
     return energy if isinstance(energy, Interval) else None
 
@@ -173,7 +173,7 @@ class ServingForecast(Renamed):
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Less is better: keeping the goals and carrying the rate, then what the order is by, then latency."""
+        """Sort key, less is better: meeting the goals and the rate, then the metric of the order, then latency."""
         missed = self.share(self.late) if self.late else 0.0
         over = 0.0 if self.carries else self.gpus / self.scenario.max_gpus
         key = rank_key(self.scenario.by, self.e2el.value, self.requests_per_s, self.tokens_per_s / self.gpus,
@@ -245,7 +245,7 @@ def _steady(
     scenario: ServingScenario, candidate: Candidate, alone: Inference, prompts: Inference,
     decodes: Inference | None = None,
 ) -> ServingForecast:  # fmt: skip
-    """``batch`` requests running at all times: whenever a request ends another comes, and its prefill runs between two
+    """``batch`` requests running at all times: when a request finishes another starts, and its prefill runs between two
     decode steps of the others. While a request is served, all prompts are prefilled once."""
     batch, steps = candidate.batch, scenario.output_len - 1
     others = (batch - 1) / batch

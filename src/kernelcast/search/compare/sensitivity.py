@@ -1,4 +1,4 @@
-"""What one per cent more of each spec of a GPU buys.
+"""The gain from one per cent more of each spec of a GPU.
 
 Every spec is raised and lowered by a tenth, and the slope between the two (of logarithms: per cent for per cent) is the
 answer. Over one per cent alone a forecast may not move or jump: tiles, waves and SMs are whole numbers; such steps even
@@ -60,7 +60,7 @@ def sensitivity(forecasts: Sequence[ServingForecast]) -> list[tuple[Gain, ...]]:
         for spec, names in SPECS.items():
             fields = _present(gpu, names)
             if not fields or not merit(base) or (spec == "power" and power_model(gpu) is None):
-                continue  # nobody knows
+                continue  # unknown
             ends = [_scaled(gpu, fields, factor) for factor in (STEP, 1 / STEP)]
             apart = math.log(_number(ends[0], fields[0]) / _number(ends[1], fields[0]))
             steps.append((at, spec, fields, -apart if spec in LESS else apart))
@@ -70,7 +70,7 @@ def sensitivity(forecasts: Sequence[ServingForecast]) -> list[tuple[Gain, ...]]:
     for at, spec, fields, apart in steps:
         up, down = (merit(each) if isinstance(each, ServingForecast) else 0.0 for each in (next(varied), next(varied)))
         slope = math.log(up / down) / apart if up and down and apart else 0.0
-        gains[at].append(Gain(spec, max(0.0, slope), fields))  # more of a part need not be used
+        gains[at].append(Gain(spec, max(0.0, slope), fields))  # more of a resource need not be used
     return [tuple(sorted(members, key=lambda gain: -gain.percent)) for members in gains]
 
 

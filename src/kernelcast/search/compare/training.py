@@ -89,7 +89,7 @@ class TrainingForecast(Renamed):
         return self.layout.gpus
 
     @property
-    def span(self) -> Interval:
+    def interval(self) -> Interval:
         return Interval(self.step.time_s, float(self.step.low_s), float(self.step.high_s))
 
     @property

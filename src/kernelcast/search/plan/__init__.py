@@ -1,1 +1,1 @@
-"""Which GPUs, how many, and how a model is cut and served on them: the cheapest service that keeps its goals."""
+"""Which GPUs, how many, and how a model is sharded and served on them: the cheapest service that meets its goals."""

@@ -51,11 +51,11 @@ def _count(count: int, deployment: Deployment, phase: str) -> list[str]:
     return [f"# {count} {phase}engine{'s' if count > 1 else ''}, on {gpus}{' each' if count > 1 else ''}"]
 
 
-def _line(*words: object, flags: Mapping[str, object]) -> str:
+def _line(*arguments: object, flags: Mapping[str, object]) -> str:
     """``flags``: True has no value; 1 and None are what engines take anyway."""
     given = {name: value for name, value in flags.items() if value is True or value not in (None, False, 1)}
-    pairs = [word for name, value in given.items() for word in ((name,) if value is True else (name, value))]
-    return shlex.join(map(str, (*words, *pairs)))
+    pairs = [argument for name, value in given.items() for argument in ((name,) if value is True else (name, value))]
+    return shlex.join(map(str, (*arguments, *pairs)))
 
 
 def _formats(deployment: Deployment) -> dict[str, object]:
@@ -113,9 +113,9 @@ def _router(stack: str, candidate: ServiceCandidate) -> list[str]:
             return [f"python -m sglang_router.launch_router --policy round_robin --worker-urls {urls}"]
         return [f"# and a round-robin router in front of the {decodes}"]
     if stack == "sglang":
-        words = [f"--prefill http://prefill{at}:30000" for at in range(1, prefills + 1)]
-        words += [f"--decode http://decode{at}:30000" for at in range(1, decodes + 1)]
-        return [" ".join(["python -m sglang_router.launch_router --pd-disaggregation", *words])]
+        arguments = [f"--prefill http://prefill{at}:30000" for at in range(1, prefills + 1)]
+        arguments += [f"--decode http://decode{at}:30000" for at in range(1, decodes + 1)]
+        return [" ".join(["python -m sglang_router.launch_router --pd-disaggregation", *arguments])]
     if stack == "trtllm":
         return [f"# disagg.yaml lists the {prefills} as context_servers, the {decodes} as generation_servers",
                 "trtllm-serve disaggregated -c disagg.yaml"]  # fmt: skip

@@ -1,5 +1,5 @@
-"""A plan: the cheapest service that keeps its goals under a load; what breaks first when the load grows, what else
-money buys, and the best effort if nothing meets the goals."""
+"""A plan: the cheapest service that meets its goals under a load; the goal that breaks first when the load grows, the
+Pareto front of cost and latency, and the best effort if nothing meets the goals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelcast.search.plan.space import SearchSpace, ServiceCandidate
 from kernelcast.serving.load import Load
 
 _GROWS = 1.25  # a step of the load
-_MOST = 100.0  # times the load: beyond that nothing is said
+_MOST = 100.0  # times the load: not searched beyond
 _HALVINGS = 5
 _BUDGETS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)  # of the choice's cost, that the front is searched at
 _PER_BUDGET = 3  # engines that are run for a budget

@@ -1,4 +1,4 @@
-"""The search: bounds discard what cannot meet the goals or be cheaper, short runs what does not, whole runs decide.
+"""The search: bounds discard candidates that cannot meet the goals or be cheaper, then short runs; whole runs decide.
 
 Engines are tried in the order of the least that they could cost. Of each, the fewest replicas that meet the goals are
 found by bisection; once there is an answer, one run with as many replicas as cost no more shows whether an engine can

@@ -141,7 +141,8 @@ def _latency_s(request: Request, metric: str) -> float:
 
 
 class ServiceSimulator:
-    """One load, its goals, and step times that all candidates share. ``variant``: which end of the forecast must do."""
+    """One load, its goals, and step times that all candidates share. ``variant``: which end of the forecast must meet
+    the goals."""
 
     def __init__(self, load: Load, goals: Sequence[Goal], conditions: Conditions, seed: int, variant: str) -> None:
         self.load, self.goals, self.seed, self.variant = load, tuple(goals), seed, variant

@@ -42,7 +42,7 @@ class Constraint:
                 raise unknown(f"name in where {text!r}:", name, (*texts, *numbers))
         if not isinstance(self._tree, ast.Compare | ast.BoolOp | ast.UnaryOp) or not self.names:
             raise self._refused("it compares nothing")
-        self.holds({name: np.empty(0, dtype=object) for name in self.names})  # refuses what is no condition
+        self.holds({name: np.empty(0, dtype=object) for name in self.names})  # refuses what is not a condition
 
     def holds(self, columns: Columns) -> NDArray[np.bool_]:
         with np.errstate(all="ignore"):  # what has no value, such as 1 / 0, holds in no comparison
@@ -76,13 +76,13 @@ class Constraint:
             values = [self._number(member, columns) for member in members]
             return _COMPARED[type(op)](self._number(left, columns), values if listed else values[0])
         if not isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn):
-            raise self._refused(f"{column} holds words, which are alike or not (==, !=, in)")
-        words = [self._word(column, member) for member in (members if isinstance(left, ast.Name) else [left])]
-        return _COMPARED[type(op)](columns[column], words if listed else words[0])
+            raise self._refused(f"{column} is text, which is compared by ==, != or in")
+        texts = [self._text(column, member) for member in (members if isinstance(left, ast.Name) else [left])]
+        return _COMPARED[type(op)](columns[column], texts if listed else texts[0])
 
-    def _word(self, column: str, node: ast.expr) -> str:
+    def _text(self, column: str, node: ast.expr) -> str:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-            raise self._refused(f"{column} is compared with a word in quotes")
+            raise self._refused(f"{column} is compared with a text in quotes")
         if node.value not in self._texts[column]:
             raise unknown(f"{column} in where {self.text!r}:", node.value, self._texts[column])
         return node.value

@@ -1,4 +1,4 @@
-"""Who works chunks off: this process, several on this machine, or a Ray cluster. The rows are the same."""
+"""Executors of chunks: this process, several on this machine, or a Ray cluster. The rows are the same."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sweep_engine(name: str, workers: int | None = None, address: str | None = No
     return ProcessEngine(count) if name == "processes" and count > 1 else SerialEngine()
 
 
-def one_thread() -> None:
+def use_one_thread() -> None:
     """A worker has a core to itself: it predicts without threads."""
     importlib.import_module("kernelcast.forecast.predict").THREADS = 1  # type: ignore[attr-defined]
 
@@ -172,7 +172,7 @@ def starting_worker() -> Iterator[None]:
 def _serve(pipe: Connection, job: SweepJob) -> None:
     """A worker process: chunks in, rows out, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it cannot be blocked from the first moment
-    one_thread()
+    use_one_thread()
     with suppress(EOFError, OSError):
         while True:
             chunk = pipe.recv()
@@ -186,8 +186,8 @@ def _serve(pipe: Connection, job: SweepJob) -> None:
 
 @dataclass(frozen=True)
 class RayEngine:
-    """``address``: of a cluster (auto: the one on this machine); None: a local cluster of ``workers`` cores. Rows come
-    back here to be written, so that nodes need no common disk, only the same kernelcast."""
+    """``address``: of a cluster (auto: the one on this machine); None: a local cluster of ``workers`` cores. Rows are
+    written by this process, so nodes need no shared disk, only the same kernelcast."""
 
     address: str | None = None
     workers: int | None = None
@@ -247,5 +247,5 @@ def _rows_on_node(job: SweepJob, chunk: Chunk, versions: tuple[str, str]) -> byt
             f"a node of the Ray cluster has kernelcast {here[0]} with weights {here[1][:8]}, and this sweep is of "
             f"{versions[0]} with {versions[1][:8]}: install the same on all nodes"
         )
-    one_thread()
+    use_one_thread()
     return job.rows(chunk)

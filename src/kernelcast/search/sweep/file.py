@@ -28,7 +28,7 @@ NAMES = ("model", "gpu", "stack", "dtype", "kv_dtype")
 LAYOUT = ("tp", "pp", "dp", "ep", "micro_batches", "sequence_parallel")
 SIZES = ("batch", "input_len", "output_len", "cached", "chunk")
 KEYS = (*NAMES, "layout", "max_gpus", *LAYOUT, "skew", *SIZES, "where", "samples", "seed")
-OWN = "own"  # of a format: as the checkpoint is; of the cache: as the activations
+AS_STORED = "own"  # of a format: as the checkpoint is; of the cache: as the activations
 MAX_GPUS = 8  # of layout = "all"
 _LEAST = {"batch": 1, "input_len": 1, "output_len": 1, "cached": 0, "chunk": 0}
 _DEFAULTS = {"batch": 1, "input_len": 1024, "output_len": 128, "cached": 0}  # as infer's
@@ -228,9 +228,9 @@ def sweep_of(given: Mapping[str, Any]) -> Sweep:
     for key, example in (("model", "llama-3.1-8b"), ("gpu", "h200_sxm")):
         if key not in given:
             raise KernelcastError(f'{key} is missing: give one or more, as in {key} = ["{example}"]')
-    models = _found("model", given["model"], model, model_ids, lambda each: each.name)
-    gpus = _found("gpu", given["gpu"], gpu, gpu_ids, lambda each: each.id)
-    stacks = _found("stack", given.get("stack", "vllm"), stack, stack_ids, lambda each: each.id)
+    models = _looked_up("model", given["model"], model, model_ids, lambda each: each.name)
+    gpus = _looked_up("gpu", given["gpu"], gpu, gpu_ids, lambda each: each.id)
+    stacks = _looked_up("stack", given.get("stack", "vllm"), stack, stack_ids, lambda each: each.id)
     samples = _optional_integer(given, "samples", None, 1)
     sizes = {
         name: SweepValues.read(name, given.get(name, _DEFAULTS.get(name)), _LEAST[name], samples is not None)
@@ -248,7 +248,7 @@ def sweep_of(given: Mapping[str, Any]) -> Sweep:
     return sweep
 
 
-def _found(
+def _looked_up(
     key: str, given: Any, find: Callable[[str], T], ids: Callable[[], Sequence[str]], name_of: Callable[[T], str]
 ) -> tuple[T, ...]:
     """Things by their names; "all": the catalogue."""
@@ -260,8 +260,8 @@ def _found(
 
 
 def _formats(key: str, given: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
-    chosen = _names(key, given.get(key, OWN))
-    refuse_unknown(key, chosen, (OWN, *known))
+    chosen = _names(key, given.get(key, AS_STORED))
+    refuse_unknown(key, chosen, (AS_STORED, *known))
     return tuple(chosen)
 
 

@@ -35,7 +35,7 @@ class Objective:
         if colon and better not in ("min", "max"):
             raise KernelcastError(f"{text!r}: after the colon is min or max, as in {name}:min")
         if COLUMNS[name] == "VARCHAR":
-            raise KernelcastError(f"{name} holds words: take a column of numbers, such as tokens_per_s_per_gpu")
+            raise KernelcastError(f"{name} is text: use a column of numbers, such as tokens_per_s_per_gpu")
         if not better and name not in BETTER:
             raise KernelcastError(f"is less or more {name} better? write {name}:min or {name}:max")
         return cls(name, better or BETTER[name])

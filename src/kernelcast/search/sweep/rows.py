@@ -25,7 +25,7 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import infer_columns
 from kernelcast.inference.workload import Workload
 from kernelcast.models.precision import Precision
-from kernelcast.search.sweep.file import LAYOUT, NAMES, OWN, SIZES, Sweep, layout_of
+from kernelcast.search.sweep.file import AS_STORED, LAYOUT, NAMES, SIZES, Sweep, layout_of
 from kernelcast.search.sweep.space import Chunk, SettingBlock, Space
 
 Columns = dict[str, NDArray[Any]]
@@ -86,7 +86,7 @@ class SweepJob:
         return {name: value for name, value in self.__dict__.items() if name != "space"}
 
     def rows(self, chunk: Chunk) -> bytes:
-        """The chunk's rows: the same bytes whoever computes them."""
+        """The chunk's rows: the same bytes on every executor."""
         columns = self._columns(self.space.between(chunk.start, chunk.stop))
         columns["setting"] = np.arange(chunk.first, chunk.first + chunk.count)
         return parquet({name: columns[name] for name in COLUMNS})
@@ -120,7 +120,7 @@ class SweepJob:
     ) -> Deployment | str:
         """Or why it cannot be."""
         sweep = self.sweep
-        formats = [None if name == OWN else name for name in (sweep.dtypes[dtype], sweep.kv_dtypes[kv_dtype])]
+        formats = [None if name == AS_STORED else name for name in (sweep.dtypes[dtype], sweep.kv_dtypes[kv_dtype])]
         try:
             precision = Precision.of(sweep.models[model], *formats)
             return Deployment(sweep.models[model], sweep.gpus[gpu], sweep.stacks[stack], precision,

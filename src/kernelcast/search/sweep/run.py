@@ -1,4 +1,4 @@
-"""A sweep into its folder: chunks that are missing are worked off, and what is finished stays."""
+"""Run a sweep into its folder: missing chunks are computed, finished ones are kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LEAST, _PARTS = 256, 32  # of a small one, that several workers have something 
 
 
 def basis_of(job: SweepJob, chunk_settings: int) -> dict[str, Any]:
-    """All that decides the rows, by names that an error can show."""
+    """Everything that determines the rows, by names for error messages."""
     sweep, conditions = job.sweep, job.conditions
     digests = {f"model {each.name}": _sha(repr(each).encode()) for each in sweep.models}
     digests |= {f"gpu {each.id}": _sha(repr(each).encode()) for each in sweep.gpus}
@@ -57,7 +57,7 @@ def _sha(content: bytes) -> str:
 
 
 class SweepFolder:
-    """Where a sweep's rows are: a manifest of what they rest on, and one Parquet file per finished chunk. A file is
+    """Where a sweep's rows are: a manifest of their inputs, and one Parquet file per finished chunk. A file is
     complete or not there, so that a sweep killed at any instant goes on with the missing chunks."""
 
     def __init__(self, path: Path) -> None:
@@ -169,7 +169,7 @@ def run_sweep(
     job: SweepJob, path: Path, engine: SweepEngine, *, chunk_settings: int | None = None, fresh: bool = False,
     on_progress: Callable[[int, int, int], None] = lambda done, total, before: None,
 ) -> SweepOutcome:  # fmt: skip
-    """Works off the chunks that are missing. Refuses a sweep without settings, and a folder that holds another sweep.
+    """Computes the missing chunks. Refuses a sweep without settings, and a folder that holds another sweep.
     ``on_progress`` gets the settings that are done, all of them, and those that were done before this run."""
     start, folder = time.perf_counter(), SweepFolder(path)
     settings = job.space.count

@@ -1,4 +1,4 @@
-"""Settings by number: the n-th of a sweep is computed from n, so that nobody holds a list of them.
+"""Settings by number: the n-th of a sweep is computed from n, so no list of them is kept.
 
 A setting is a deployment (model, GPU, stack, formats, layout) and the sizes of a batch. Deployments are numbered with
 the model slowest and the layout fastest, settings with the deployment slowest: neighbours share kernels. Of a sampled
@@ -191,7 +191,7 @@ def _all_hold(constraints: list[Constraint], columns: Mapping[str, NDArray[Any]]
 
 
 def _uniform(numbers: Integers, seed: int, stream: int) -> NDArray[np.float64]:
-    """In [0, 1), by the number alone: SplitMix64 (Steele et al., OOPSLA 2014), whatever NumPy's generators become."""
+    """In [0, 1), by the number alone: SplitMix64 (Steele et al., OOPSLA 2014), independent of NumPy's generators."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         mixed = _mixed(np.uint64(seed & (2**64 - 1)) * golden + np.uint64(stream + 1))
