@@ -38,7 +38,7 @@ class PlannedCall:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What was given, op first."""
+        """The given parameters, op first."""
         values = {name: getattr(self.call, name) for name in parameters_of(type(self.call))}
         return {"op": self.call.op, **{name: value for name, value in values.items() if value is not None}}
 
@@ -50,7 +50,7 @@ class PlannedCall:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a line of results has of it."""
+        """Its fields in a line of results."""
         return {"key": self.key, "family": self.family, "warm": self.warm, "call": self.parameters}
 
 

@@ -245,7 +245,7 @@ class ConfigBench:
         return [(a.elapsed_time(b) * scale, b.elapsed_time(c) * scale) for a, b, c in marks][1:]
 
     def samples(self, configs: Sequence[Config], passes: int) -> list[list[tuple[float, float]]]:
-        """What ``timed`` gives, of each config in all passes."""
+        """The results of ``timed`` for each config, in all passes."""
         timings = [self.timed(configs) for _ in range(passes if configs else 0)]
         return [[each[at] for each in timings] for at in range(len(configs))]
 
@@ -264,7 +264,7 @@ def _as_experts(problem: GemmProblem) -> MoeProblem:
 
 
 class Measurer:
-    """What ``tune`` is given on a machine with a GPU: each config checked against float32, then timed in turn."""
+    """The ``measure`` function of ``tune`` on a GPU: each config is checked against float32, then timed in turn."""
 
     def __init__(self) -> None:
         self._checked: dict[tuple[int, ...], bool] = {}

@@ -63,7 +63,7 @@ def counts_of(traced: Trace, target: Gpu) -> dict[str, float]:
 
 
 def measured_host(target: Gpu, say: Callable[[int, int], None] = lambda done, total: None) -> Host:
-    """What the host of this machine takes."""
+    """The measured costs of this machine's host."""
     return fitted(timed_programs(target, torch.device("cuda"), say), _gaps())
 
 
@@ -170,7 +170,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _gaps() -> dict[str, float]:
-    """Between kernels of a stream that are all launched in time, and of a graph; and a graph's launch."""
+    """Gaps between kernels of a stream that are all launched in time, and of a graph; and a graph's launch."""
     x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
 
     def kernels() -> None:

@@ -47,14 +47,14 @@ class CollectiveTime:
 
     @property
     def sent_bytes(self) -> float:
-        """By each GPU."""
+        """Bytes that each GPU sends."""
         others = (self.world - 1) / self.world
         return self.bytes * {"all_reduce": 2 * others, "all_gather": others, "send_recv": 1.0}[self.op]
 
 
 @dataclass(frozen=True)
 class Link:
-    """What the times say: seconds of a message, and by number of GPUs the best rate that one of them sent at."""
+    """The fitted link: seconds of a message, and the best send rate of a GPU by number of GPUs."""
 
     latency_s: float
     rates: dict[int, float]
@@ -150,7 +150,7 @@ def _rank(rank: int, world: int, backend: str, folder: str, sizes: Sequence[int]
 
 
 def _collective(op: str, size: int, rank: int, world: int, device: torch.device) -> Callable[[], object]:
-    """On random numbers; the first result is checked."""
+    """A collective on random numbers; the first result is checked."""
     count = max(world, size // 2 // world * world)
     x = torch.rand(count, device=device).to(torch.float16)
     if op == "all_reduce":
@@ -177,7 +177,7 @@ def _expect(op: str, right: bool) -> None:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of one collective: all processes repeat it the same number of times, the first's clock counts."""
+    """Seconds of one collective: all processes repeat it the same number of times, timed by the first."""
     for _ in range(2):
         run()
     count = _agreed(_once(run, device, 4), device)

@@ -38,7 +38,7 @@ class GpuState:
 
 @dataclass(frozen=True)
 class BoardLimits:
-    """What a board is built for: highest clocks, memory bus, links that are up; None where the driver does not say."""
+    """Limits of a board: highest clocks, memory bus, links that are up; None where the driver does not say."""
 
     sm_mhz: float | None = None
     memory_mhz: float | None = None
@@ -82,7 +82,7 @@ class Idle:
 
 @dataclass
 class Readings:
-    """What a thread reads while work repeats; ``energy`` is (time, joules since some start) pairs."""
+    """Readings of a thread while work repeats; ``energy`` is (time, joules since some start) pairs."""
 
     meter: Meter
     clock: Callable[[], float] = time.perf_counter

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Dims:
-    """What a decoder layer is made of."""
+    """Sizes of a decoder layer."""
 
     hidden: int
     inter: int

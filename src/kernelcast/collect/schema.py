@@ -115,7 +115,7 @@ def write_rows(
 
 
 def note_of(path: Path) -> dict[str, Any] | None:
-    """What a canonical file says of itself; None for any other file."""
+    """The metadata of a canonical file; None for any other file."""
     with connect() as connection:
         import duckdb
 

@@ -30,12 +30,12 @@ class Task(Protocol):
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a line of results has of it: key, call, …"""
+        """Its fields in a line of results: key, call, …"""
         ...
 
 
 class Device(Protocol):
-    """What measures: a CUDA GPU, or its stand-in in a test."""
+    """The device that measures: a CUDA GPU, or a fake in a test."""
 
     def measure(self, task: Any) -> dict[str, Any]:
         """Measures a task: latency_us, spread, …. Raises an exception for a call that cannot run."""

@@ -317,7 +317,7 @@ class Product:
     factors: Callable[[], tuple[Tensor, Tensor]]
 
     def off(self) -> float:
-        """Of the first rows: the largest distance from what float32 gives, over the largest entry."""
+        """Relative error of the first rows: the largest difference from float32 over the largest entry."""
         a, b = self.factors()
         wanted = a @ b.t()
         got = self.launch()[: len(a)].float()

@@ -34,7 +34,7 @@ class GpuDraft:
     notes: tuple[str, ...] = ()
 
     def given(self, source: str, **numbers: float | None) -> GpuDraft:
-        """With more numbers; None is left out."""
+        """The draft with more numbers; None is left out."""
         return self.put({name: value for name, value in numbers.items() if value is not None}, source)
 
     def put(self, numbers: Mapping[str, float], source: str) -> GpuDraft:
@@ -91,7 +91,7 @@ def write(draft: GpuDraft) -> Gpu:
 
 
 def start_draft(properties: GpuProperties, path: Path, named: str | None = None) -> GpuDraft:
-    """What CUDA and the driver say: enough to know which sizes to measure. ``named``: what it is in the catalogue,
+    """A draft from what CUDA and the driver report: enough to choose the sizes to measure. ``named``: its catalogue id,
     where the driver's name does not identify it."""
     if path.stem in gpu_ids():
         raise KernelcastError(
@@ -111,7 +111,7 @@ def _catalogued(name: str) -> Gpu | None:
 
 
 def _unit(properties: GpuProperties, known: Gpu, path: Path) -> GpuDraft:
-    """Of a catalogued GPU only what differs."""
+    """The draft of a catalogued GPU: only what differs."""
     draft = GpuDraft(path, known.known_as, {"name": f"{properties.name}, measured", "unit_of": known.known_as})
     board = properties.board
     numbers = {
@@ -142,7 +142,7 @@ def capability_of(base: str) -> str:
 
 
 def _new(properties: GpuProperties, path: Path) -> GpuDraft:
-    """Of a GPU that the catalogue does not know all that a file needs."""
+    """The draft of a GPU that is not in the catalogue: everything that a file needs."""
     if not properties.capability.replace(".", "").isdigit():
         raise KernelcastError(f"{properties.name}: `specs` measures NVIDIA GPUs, which have a compute capability")
     base, nearest = base_of(properties.capability)
@@ -191,7 +191,7 @@ def _linked(draft: GpuDraft, properties: GpuProperties, by_driver: str) -> GpuDr
 
 @dataclass(frozen=True)
 class GpuProperties:
-    """What CUDA and the driver say of the GPU."""
+    """The GPU's properties from CUDA and the driver."""
 
     name: str
     capability: str
@@ -218,7 +218,7 @@ class SustainedRun:
 
 @dataclass
 class Microbenchmarks:
-    """What was seen; None or absent: it was not, and ``skipped`` says why."""
+    """Measured rates; None or absent: not measured, and ``skipped`` says why."""
 
     bursts: dict[str, float] = field(default_factory=dict)  # FLOP/s of the best shape, by format
     shapes: dict[str, str] = field(default_factory=dict)

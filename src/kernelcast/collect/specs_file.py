@@ -34,12 +34,12 @@ def complete_draft(begun: GpuDraft, properties: GpuProperties, results: Microben
 
 @functools.cache
 def reference_gpu() -> dict[str, Any]:
-    """What microbenchmarks saw of a GPU that campaigns measured too."""
+    """Microbenchmarks of a GPU that campaigns measured too."""
     return tomllib.loads((Path(__file__).parent / "reference.toml").read_text(encoding="utf-8"))
 
 
 def campaign_ratio(name: str) -> tuple[float, str]:
-    """What to multiply a measured number with, and how to say so: 1 where the reference was not measured both ways.
+    """The factor for a measured number, and its note: 1 where the reference was not measured both ways.
     Formats of cuBLAS that campaigns lack, and runs that last, go with 16 bits."""
     table, _, dtype = name.partition(".")
     measured = reference_gpu()[table].get(dtype) if dtype else reference_gpu()[name]

@@ -32,7 +32,7 @@ class DiagnosedCall:
 
     @property
     def forecast(self) -> CallForecast:
-        """Of a matched call."""
+        """The forecast of a matched call."""
         assert self.metrics.forecast is not None
         return self.metrics.forecast
 
@@ -42,7 +42,8 @@ class DiagnosedCall:
 
     @property
     def saving_us(self) -> float:
-        """What could be saved: the gap to the best kernels of this op, or by another size, format or fewer launches."""
+        """Time that could be saved: the gap to the best kernels of this op, or by another size, format or fewer
+        launches."""
         return max(self.metrics.gap_us, self.main.explained_us if self.main else 0.0)
 
     @property
@@ -119,7 +120,7 @@ def most_used_dtype(calls: Iterable[MeasuredCall]) -> str:
 def _metrics(
     measured: MeasuredCall, forecasts: CallForecasts, gpu: Gpu, dtype: str, *, fp32_is_meant: bool
 ) -> tuple[CallMetrics, str]:
-    """And why there is no forecast, where there is none."""
+    """The metrics of a call, and why there is no forecast, where there is none."""
     forecast = forecasts.of(measured.calls)
     matched = isinstance(forecast, CallForecast)
     parameters = measured.calls[0].arguments if matched else {}

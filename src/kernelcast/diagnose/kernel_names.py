@@ -68,7 +68,7 @@ _CATEGORIES: tuple[tuple[KernelCategory, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class KernelName:
-    """What could be read; None and False where the name does not say."""
+    """What a kernel's name says; None and False where it does not."""
 
     category: KernelCategory
     tile_m: int | None = None  # rows of PyTorch's output that a CTA computes

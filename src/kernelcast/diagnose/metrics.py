@@ -97,7 +97,7 @@ class CallForecasts:
         self._forecasts |= {distinct[row]: text for row, text in bad.messages.items()}
 
     def of(self, launches: Iterable[Launch]) -> CallForecast | str | None:
-        """Of launches in sequence; a text where one of them cannot run, None where there is none."""
+        """The forecast of launches in sequence; a text where one of them cannot run, None for no launches."""
         parts: list[tuple[CallForecast, float]] = []
         for launch in launches:
             forecast = self._forecasts[launch.call]
@@ -164,12 +164,12 @@ class CallMetrics:
 
     @property
     def dram_bytes(self) -> float:
-        """As counted, else the least."""
+        """DRAM bytes: the counter, else the least of the forecast."""
         return self.counters.get("dram_bytes", self.forecast.dram_bytes if self.forecast else 0.0)
 
     @property
     def dram_share(self) -> float:
-        """Of DRAM's peak that the call reaches."""
+        """Share of DRAM's peak bandwidth that the call reaches."""
         return self.dram_bytes / self.dram_bytes_per_s / (self.measured_us * 1e-6) if self.measured_us else 0.0
 
     @property

@@ -92,7 +92,7 @@ class _LaunchedOp:
 
     @property
     def key(self) -> str:
-        """What makes two calls alike: the op with its arguments, and the kernels with their grids."""
+        """The key by which calls are grouped: the op with its arguments, and the kernels with their grids."""
         names = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
         arguments = [arg(self.op, name) for name in names] if self.op is not None else []
         launched = [(event["name"], launch_config(event)[:2]) for event in self.kernels]
@@ -240,7 +240,7 @@ def _fused(event: Event) -> tuple[tuple[Launch, ...], str]:
 
 
 class KernelContext(NamedTuple):
-    """What the order of kernels on the GPU says of a kernel."""
+    """A kernel's context in the order of kernels on the GPU."""
 
     idle_us: float  # the GPU had nothing to do before it
     chain: int  # kernels of its sequence of fusible kernels, 0 where it is in none
@@ -248,7 +248,7 @@ class KernelContext(NamedTuple):
 
 
 def kernel_contexts(device: Sequence[Event]) -> list[KernelContext]:
-    """Of each of these kernels, which are in the order of their start.
+    """The context of each of these kernels, which are in the order of their start.
 
     One kernel for a whole sequence of fusible kernels (neighbours on one stream that read and write element by element,
     or row by row) would take about as long as the longest: the others' time is saved at best.

@@ -69,7 +69,7 @@ def read_bytes(content: bytes, name: str, gpu: Gpu | None, max_bytes: int) -> tu
 def _read(
     path: Path, content: Callable[[], bytes], columns: Callable[[], Columns], gpu: Gpu | None, max_bytes: int | None
 ) -> tuple[Profile, Gpu]:
-    """By what the file's name and header say it is."""
+    """Read a file by its suffix and header."""
     ending = path.suffix.lower()
     if ending in _TRACES:
         trace = parse_trace(content(), path, max_bytes)

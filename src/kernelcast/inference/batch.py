@@ -137,7 +137,7 @@ class BatchColumns:
 
     @classmethod
     def uniform(cls, sequences: Ints | int, new: Ints | int, past: Ints | int, head_rows: int = 1) -> BatchColumns:
-        """Of one size for all sequences of each; a number holds for all batches."""
+        """Batches whose sequences are all of one size; a scalar applies to all batches."""
         sequences, new, past = np.broadcast_arrays(sequences, new, past)
         rows = np.full(len(new), head_rows, dtype=np.int64)
         none = np.full(len(new), None, dtype=object)

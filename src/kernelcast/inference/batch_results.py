@@ -97,13 +97,13 @@ class BreakdownColumns:
 
     @property
     def bound_by(self) -> NDArray[np.object_]:
-        """What binds most of the time, by workload."""
+        """The largest bound of each workload, by time."""
         sums = np.sum([part.bound_s for part in self.parts.values()], axis=0)
         return np.array(_BOUND, dtype=object)[sums.argmax(axis=0)]
 
     @property
     def support(self) -> NDArray[np.object_]:
-        """As ``support_of`` the shares of each workload."""
+        """The support of each workload, as ``support_of`` its shares."""
         levels = np.zeros((len(_LEVELS), self.count))
         for part in self.parts.values():
             levels[part.support_s.argmax(axis=0), np.arange(self.count)] += part.time_s
@@ -228,7 +228,7 @@ class BatchResults:
 
     @cached_property
     def mfu(self) -> Array:
-        """Of the peak of all GPUs, the share that the model's matrix products use over the whole time."""
+        """Model FLOPs utilisation: the model's matrix products over the peak of all GPUs in the whole time."""
         peak = self.deployment.layout.gpus * self.deployment.gpu.mfu_flops_per_s
         return self.flops / (self.total_s[0] * peak)
 
@@ -245,7 +245,7 @@ class BatchResults:
 
     @cached_property
     def bandwidth_use(self) -> Array:
-        """Of DRAM's peak, the share that weights and cache use in the decode steps."""
+        """Share of the peak DRAM bandwidth that reading weights and cache takes in the decode steps."""
         busy_s = np.where(self.decode_s[0] == 0, 1.0, self.decode_s[0])
         return self.decode_bytes / busy_s / self.deployment.gpu.dram_bytes_per_s
 

@@ -145,7 +145,7 @@ class DisaggregatedDeployment:
 
     @property
     def memories(self) -> tuple[Memory, Memory]:
-        """Of a prefill GPU: the batches in flight, and the caches in transfer; of a decode GPU: all requests."""
+        """Memory of a prefill GPU (batches in flight, caches in transfer) and of a decode GPU (all requests)."""
         deployment, workload = self.prefill.deployment, self.prefill_workload
         prefill = BatchResults(deployment, [workload.on(deployment)]).memory_of(0)
         parts = {**prefill.parts, "cache": self.prefill.stages * prefill["cache"], HANDOVER: prefill["cache"]}
@@ -155,7 +155,7 @@ class DisaggregatedDeployment:
 
 @dataclass(frozen=True)
 class KvTransfer:
-    """Of the caches of one batch. ``time``: until the last of those sent together has arrived. ``sending``,
+    """The KV transfer of one batch. ``time``: until the last of those sent together has arrived. ``sending``,
     ``receiving``: how long ports of a prefill worker are busy with its batch, and of a decode rank with one cache."""
 
     fabric: str | None  # None: the GPU's own link
@@ -182,7 +182,7 @@ class Disaggregated(Renamed, HtmlRepr):
 
     @property
     def prefill(self) -> Interval:
-        """Of a batch of prompts."""
+        """Time to prefill a batch of prompts."""
         return _wider(self.prefill_batch.prefill)
 
     @property
@@ -201,7 +201,7 @@ class Disaggregated(Renamed, HtmlRepr):
 
     @property
     def ttft(self) -> Interval:
-        """Of the last prompt of a batch: its prefill, the KV transfer and its first decode step."""
+        """Time to first token of the last prompt of a batch: its prefill, the KV transfer and its first decode step."""
         return self.prefill + self.kv_transfer.time + self.step
 
     @property
@@ -211,7 +211,7 @@ class Disaggregated(Renamed, HtmlRepr):
 
     @property
     def total(self) -> Interval:
-        """From a prompt to its last token."""
+        """End-to-end latency of a request."""
         return self.ttft + self.decode
 
     @cached_property
@@ -261,7 +261,7 @@ class Disaggregated(Renamed, HtmlRepr):
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """Of the prefill of a batch, its KV transfer, and the decode steps of a request."""
+        """Shares of the prefill of a batch, its KV transfer, and the decode steps of a request."""
         prefill = tuple(share for share in self.prefill_batch.shares if share.phase == "prefill")
         decode = tuple(share for share in self.decode_batch.shares if share.phase == "decode")
         return (*prefill, *shares([self.kv_transfer.kernel]), *decode)
@@ -321,8 +321,8 @@ def infer_disaggregated_many(
 
 
 def balanced(forecast: Disaggregated, conditions: Conditions = DEFAULT) -> Disaggregated:
-    """With as many requests a decode worker as prefill sustains: where prefill is too slow to fill its batch it holds
-    fewer, whose steps are shorter, and so fewer still, until both pools keep up with one another."""
+    """The forecast with as many requests per decode worker as prefill sustains: where prefill is too slow to fill its
+    batch it holds fewer, whose steps are shorter, and so fewer still, until both pools keep up with one another."""
     for _ in range(_ROUNDS):
         held = max(1, round(forecast.held_requests))
         if held >= forecast.pools.decode.batch:

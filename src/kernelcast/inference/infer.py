@@ -89,7 +89,7 @@ class Inference(Renamed, HtmlRepr):
 
     @cached_property
     def energies(self) -> dict[str, Energy | None]:
-        """Of the mean GPU, by phase."""
+        """Energy of the mean GPU, by phase."""
         learn_activities([self])
         return {phase: self._phase_energy(phase) for phase in dict.fromkeys(each.phase for each in self.passes)}
 
@@ -120,7 +120,7 @@ class Inference(Renamed, HtmlRepr):
 
     @property
     def ttft_s(self) -> float:
-        """Of the last request: when the prompts of the whole batch are prefilled."""
+        """Time to first token of the last request, when all prompts of the batch are prefilled."""
         return self.prefill.value
 
     @cached_property

@@ -59,14 +59,14 @@ def weight_bytes(deployment: Deployment) -> float:
 
 
 def _routed_weights(deployment: Deployment, spare: int) -> int:
-    """Of all routed experts together, with so many copies a layer."""
+    """Weights of all routed experts, with ``spare`` copies per layer."""
     model = deployment.model
     blocks = ((run.count, run.layer.mlp) for run in model.distinct_layers)
     return sum(n * (b.experts + spare) * b.expert_weights(model.hidden) for n, b in blocks if isinstance(b, Experts))
 
 
 def _number_bytes(deployment: Deployment, dtype: str) -> float:
-    """Of one weight with its share of a scale: as the checkpoint groups them where it is used as it is stored."""
+    """Bytes of one weight with its share of a scale: those of the checkpoint where its format is used as stored."""
     stored = deployment.model.quantization
     if stored and deployment.precision.stored and stored.four_bit_bytes and dtype in ("int4", "mxfp4"):
         return stored.four_bit_bytes
@@ -92,7 +92,7 @@ def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
 
 
 def cache_bytes(deployment: Deployment, context_tokens: Any) -> Any:
-    """What one sequence leaves on one GPU: keys, values, the keys of indexers, and recurrent states. Of a column of
+    """KV cache of one sequence on one GPU: keys, values, the keys of indexers, and recurrent states. Of a column of
     contexts: a column."""
     model, layout = deployment.model, deployment.layout
     kept = 0.0 * context_tokens
@@ -151,7 +151,7 @@ def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> 
 
 
 def workload_memory(deployment: Deployment, requests: RequestColumns) -> Memory:
-    """Of many batches: columns, one entry a batch. Weights and cache of a draft model lie beside."""
+    """Memory of many batches in columns, one entry each, with the weights and cache of draft models."""
 
     def held(deployment: Deployment) -> Memory:
         cache = requests.total(cache_bytes(deployment, requests.inputs + requests.outputs))

@@ -44,7 +44,7 @@ _LEVELS = tuple(SUPPORT)
 
 
 def visible_share(overlap: str, hiding_s: Any, beside_s: Any, dram_s: Any, tokens: Any) -> Any:
-    """Of ``beside_s`` on a second stream, the share that ``hiding_s`` on the first does not hide; ``dram_s``: that the
+    """The share of ``beside_s`` on a second stream that ``hiding_s`` on the first does not hide; ``dram_s``: that the
     second stream's bytes keep DRAM busy. Columns: a column."""
     beside_s = np.maximum(beside_s, 1e-12)
     left = np.maximum(0.0, 1.0 - hiding_s / beside_s)
@@ -195,7 +195,8 @@ def predict_calls(calls: CallTable, times: Times) -> TableForecast:
 def kernel_tables(
     deployment: Deployment, passes: Sequence[tuple[str, BatchColumns]], times: Times
 ) -> list[PassKernels]:
-    """Of several lists of passes, the kernels that follow ``by`` alone (see ``PassKernels``); refused where one is."""
+    """The kernels of several lists of passes that scale with ``by`` alone (see ``PassKernels``). Raises where a
+    pass is refused."""
     calls = CallTable()
     tables = [PassKernels(deployment, batches, calls, by) for by, batches in passes]
     columns = predict_calls(calls, times)
@@ -226,7 +227,7 @@ class PassTime:
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
-        """Of one micro-batch, as the first of ``kernels``."""
+        """The launches of one micro-batch, in the order of ``kernels``."""
         launches = self.passes.launches(self.row)
         return tuple(replace(launch, call=launch.call.row(entry)) for launch, entry, _ in launches)
 

@@ -47,7 +47,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """What a vision encoder (or alike layers of it) runs before prompts: so many sequences of so many patches."""
+    """The batch of a vision encoder (or of equal layers of it) before prefill: sequences of patches."""
 
     tower: Deployment
     sequences: int
@@ -115,13 +115,14 @@ class Workload:
         return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
     def on(self, deployment: Deployment) -> Workload:
-        """With the chunk of the deployment's schedulers, one for each attention-DP rank, unless it is given."""
+        """The workload with the default chunk of the deployment's scheduler, once per attention-DP rank, unless
+        given."""
         if self.chunk is not None:
             return self
         return replace(self, chunk=deployment.layout.dp * step_tokens(deployment.stack, deployment.gpu))
 
     def first_tokens(self) -> list[int]:
-        """Of each request, the pass of the prefill (0, 1, ..) that gives its first token."""
+        """The prefill pass (0, 1, ..) of each request that gives its first token."""
         new = np.cumsum([n - c for n, c in zip(self.inputs, self.past, strict=True)])
         return [int(-(-tokens // self.chunk) - 1) if self.chunk else 0 for tokens in new]
 
@@ -158,7 +159,7 @@ class Workload:
 
 
 def sampled_steps(start: int, end: int) -> tuple[int, ...]:
-    """Of a stretch of decode steps, those that are predicted."""
+    """The steps of a stretch of decode steps that are predicted."""
     return _spread(start, end, min(_SAMPLED_STEPS, end - start + 1))
 
 
@@ -215,11 +216,11 @@ class RequestColumns:
         self.verified_tokens: Ints = np.array([workload.verified_tokens for workload in workloads], dtype=np.int64)
 
     def total(self, values: Array | Ints) -> Array:
-        """Of each workload: the sum over its requests."""
+        """The sum over the requests of each workload."""
         return sum_by_owner(self.owner, self.counts * values, self.count)
 
     def most(self, values: Ints) -> Ints:
-        """Of each workload: the most of its requests."""
+        """The maximum over the requests of each workload."""
         largest: Ints = np.maximum.reduceat(values, np.searchsorted(self.owner, np.arange(self.count)))
         return largest
 
@@ -307,7 +308,7 @@ def _listed(batches: Sequence[Batch]) -> tuple[BatchColumns, Rows]:
 def _even_steps(
     batch: int, request: RequestLengths, chunk: int, steps: tuple[int, ...], gained: float, checked: int
 ) -> WorkloadPasses:
-    """Of requests that are all alike."""
+    """The passes of equal requests."""
     tokens = request.inputs - request.cached
     prefills, order = _chunks(batch, tokens, request.cached, min(chunk or batch * tokens, batch * tokens))
     decodes = [(batch, checked, request.inputs + int((step - 1) * gained)) for step in steps]

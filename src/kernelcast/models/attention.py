@@ -179,7 +179,7 @@ class CompressedAttention:
 
     @property
     def cache_values_per_token(self) -> int:
-        """Of compressed keys; the window is cached beside them, once."""
+        """Values of compressed keys; the window is cached beside them, once."""
         return self.head_dim // self.ratio if self.ratio else 0
 
     @property
@@ -247,5 +247,5 @@ class BlockSparseAttention:
         return self.dense.cache_bytes(context_tokens, value_bytes, tp) + index
 
     def weights(self, hidden: int) -> int:
-        """As without the selection, and q and k of the index heads with their norms."""
+        """Weights of dense attention, and q and k of the index heads with their norms."""
         return self.dense.weights(hidden) + hidden * (self.index_heads + 1) * self.index_dim + 2 * self.index_dim

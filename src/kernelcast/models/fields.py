@@ -59,7 +59,7 @@ ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "mr
 
 @functools.cache
 def class_defaults(model_type: str) -> Mapping[str, Any]:
-    """What transformers' config class of this type fills in where a config.json leaves a key out."""
+    """The defaults of transformers' config class for keys that a config.json leaves out."""
     tables = read_toml(DEFAULTS)
     return {**tables["any"], **tables.get(model_type, {})}
 

@@ -122,7 +122,7 @@ class Experts:
         return self.latent or hidden
 
     def expert_weights(self, hidden: int) -> int:
-        """Of one routed expert."""
+        """Weights of one routed expert."""
         return self.expert.weights(self.width(hidden))
 
     def _always(self, hidden: int) -> int:
@@ -135,7 +135,7 @@ class Experts:
         return self._always(hidden) + self.experts * self.expert_weights(hidden)
 
     def active_weights(self, hidden: int) -> int:
-        """What one token uses."""
+        """Weights that one token uses."""
         return self._always(hidden) + self.topk * self.expert_weights(hidden)
 
 
@@ -174,7 +174,7 @@ class HyperConnections:
         return (2 + self.streams) * self.streams
 
     def weights(self, hidden: int) -> int:
-        """Of one sublayer: the product, its bias, three scales."""
+        """Weights of one sublayer: the product, its bias, three scales."""
         return self.mixes * self.streams * hidden + self.mixes + 3
 
     def last_weights(self, hidden: int) -> int:
@@ -190,7 +190,7 @@ class BlockResiduals:
     layers: int
 
     def weights(self, hidden: int) -> int:
-        """Of one sublayer."""
+        """Weights of one sublayer."""
         return 2 * hidden
 
     def last_weights(self, hidden: int) -> int:

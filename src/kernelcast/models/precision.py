@@ -111,8 +111,8 @@ class Precision:
         return self.mlp or self.weights
 
     def runs(self, name: str, gpu: Gpu) -> str:
-        """What matrices of this format run as: weight-only quantised where they are stored so and the GPU does not
-        multiply such numbers."""
+        """The format that matrices of this format run in: weight-only quantised where they are stored so and the GPU
+        does not multiply such numbers."""
         return WEIGHT_ONLY.get(name, name) if self.stored and not supports_dtype(gpu, name) else name
 
     def weight_only(self, gpu: Gpu) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class Precision:
 
 
 def quantization(f: Fields, config: Any) -> Quantization:
-    """Of a ``quantization_config``. Whole parts that it excludes stay in 16 bits."""
+    """Read a ``quantization_config``. Whole parts that it excludes stay in 16 bits."""
     method = config.get("quant_method") if isinstance(config, Mapping) else None
     if not isinstance(method, str):
         raise f.refuse("'quantization_config' has no 'quant_method', which says how weights are stored, such as 'fp8'")
@@ -225,7 +225,7 @@ def _of_modelopt(config: Mapping[str, Any], modules: Iterable[str]) -> str | Non
 
 
 def _of_groups(groups: Iterable[Any], modules: Iterable[str]) -> str | None:
-    """Of the first group that has one of these modules."""
+    """The format of the first group that has one of these modules."""
     for group in groups:
         targets = group.get("targets") or ["Linear"]
         if any(target == "Linear" or _covers(target, module) for target in targets for module in modules):
@@ -242,7 +242,7 @@ def _scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> str
 
 
 def _of_most_layers(names: Iterable[str], layers: int) -> list[str]:
-    """What is listed layer by layer, for half of them or more."""
+    """Modules that are listed layer by layer, for half of the layers or more."""
     counts = Counter(match[1] for match in map(_ONE_LAYER.match, names) if match)
     return [f"*.{module}" for module, times in counts.items() if 2 * times >= layers]
 

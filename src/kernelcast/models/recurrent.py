@@ -106,7 +106,7 @@ class Kda(RecurrentMixer):
 
     @property
     def width(self) -> int:
-        """Of q, k and v each."""
+        """Width of each of q, k and v."""
         return self.heads * self.head_dim
 
     @property

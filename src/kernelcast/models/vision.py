@@ -40,16 +40,16 @@ class VisionEncoder:
         return self.hidden // self.heads
 
     def patches(self, side: int) -> int:
-        """Of an image of so many pixels a side, in whole tokens of the text model."""
+        """Patches of an image of so many pixels a side, in whole tokens of the text model."""
         return self.tokens(side) * self.merge**2
 
     def tokens(self, side: int) -> int:
-        """That an image becomes for the text model."""
+        """Tokens of the text model for an image."""
         return (-(-(self.image or side) // (self.patch * self.merge))) ** 2
 
     @property
     def window_patches(self) -> int:
-        """That attention of layers with a window sees."""
+        """Patches in a window of attention."""
         return ((self.window or 0) // self.patch) ** 2
 
 
@@ -72,7 +72,7 @@ def _layers(v: Fields, norm: NormOp = "layernorm", gated: bool = False, bias: bo
 
 
 def _with(layers: VisionEncoder, merge: int, out_hidden: int, *weights: int, **more: Any) -> VisionEncoder:
-    """With the ``weights`` before and after the layers."""
+    """The encoder with the ``weights`` before and after its layers."""
     return replace(layers, merge=merge, out_hidden=out_hidden, weights=layers.weights + sum(weights), **more)
 
 

@@ -24,7 +24,7 @@ class Goal:
 
     @property
     def key(self) -> str:
-        """As vLLM's benchmark names it."""
+        """The metric's name in vLLM's benchmark."""
         return f"{self.statistic}_{self.metric}_ms"
 
     @property

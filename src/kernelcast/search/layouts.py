@@ -20,8 +20,8 @@ def layouts(
     model: Architecture, max_gpus: int, tp: Sequence[int] = POWERS, pp: Sequence[int] = (1, 2),
     dp: Sequence[int] | None = None, ep: Sequence[int] | None = None,
 ) -> list[Layout]:  # fmt: skip
-    """Of at most ``max_gpus`` GPUs. Attention DP is of models with experts, which are sharded as the layers are (ep 1),
-    or distributed over all GPUs."""
+    """Layouts of at most ``max_gpus`` GPUs. Attention DP is for models with experts, which are sharded as the layers
+    are (ep 1), or distributed over all GPUs."""
     experts = has_experts(model)
     allowed = []
     for tensor, stages, data in itertools.product(tp, pp, dp or (POWERS if experts else (1,))):

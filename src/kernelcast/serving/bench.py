@@ -112,7 +112,8 @@ def read_served(path: Path) -> BenchResult:
 
 
 def _meta_beside(path: Path) -> dict[str, Any]:
-    """What a JSON file beside a table says of the server: NAME_meta.json beside NAME_requests.parquet, or meta.json."""
+    """The server's settings from a JSON file beside a table: NAME_meta.json beside NAME_requests.parquet, or
+    meta.json."""
     stem = path.stem.removesuffix("_requests").removesuffix("requests")
     for name in (f"{stem}_meta.json" if stem else "", f"{path.stem}.json", "meta.json"):
         beside = path.with_name(name) if name else path
@@ -210,7 +211,7 @@ class _Sent:
         return good
 
     def e2el(self) -> Seconds | None:
-        """Until the last token: as it was measured, or first token and gaps."""
+        """End-to-end latencies: as measured, or the sum of the first token and gaps."""
         ttft = self.times("ttfts")
         measured = self.times("latencies")
         if measured is not None or ttft is None or not self.itls:

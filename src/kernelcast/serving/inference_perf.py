@@ -33,7 +33,7 @@ _KEYS = re.compile(r"mean|median|p\d+(\.\d+)?")
 
 
 def is_report(report: Any) -> bool:
-    """Of a run or a stage, or the list of requests."""
+    """Whether it is a report of a run or a stage, or the list of requests."""
     if isinstance(report, dict):
         return isinstance(report.get("successes"), dict)
     return isinstance(report, list) and bool(report) and isinstance(report[0], dict) and "start_time" in report[0]
@@ -204,7 +204,7 @@ def _mean(path: Path, done: Mapping[str, Any], name: str) -> int:
 
 
 def _metrics(report: Any) -> dict[str, float]:
-    """By vLLM's names, in milliseconds."""
+    """The metrics of a report by vLLM's names, in milliseconds."""
     done = report.get("successes") or {}
     metrics = {}
     for theirs, ours in _LATENCIES.items():

@@ -90,7 +90,7 @@ class Load:
 
     @property
     def duration_s(self) -> float:
-        """From the start until the last request is sent, at the earliest."""
+        """Seconds until the last request is sent, at the earliest."""
         return float(self.arrivals_s[-1])
 
     @property
@@ -344,7 +344,8 @@ class Prompts:
 def random_prompts(
     count: int, inputs: Lengths, outputs: Lengths, draws: np.random.Generator, prefix_len: int = 0
 ) -> Prompts:
-    """As vLLM's random dataset: all begin with the same ``prefix_len`` tokens, which come on top of the length."""
+    """Prompts of vLLM's random dataset: all begin with the same ``prefix_len`` tokens, which come on top of the
+    length."""
     if prefix_len < 0:
         raise KernelcastError(f"a prefix has 0 tokens or more, not {prefix_len}")
     lengths = inputs.draw(count, draws)
@@ -355,7 +356,7 @@ def random_prompts(
 def repeated_prefixes(
     count: int, prefix_len: int, suffix_len: int, prefixes: int, outputs: Lengths, draws: np.random.Generator
 ) -> Prompts:
-    """As vLLM's prefix_repetition dataset: each of several prefixes begins the same number of prompts, in random
+    """vLLM's prefix_repetition dataset: each of several prefixes begins the same number of prompts, in random
     order. Where the prefixes do not divide the count, there are fewer prompts than requested, as in vLLM."""
     if min(prefix_len, suffix_len, prefixes) < 1:
         raise KernelcastError("prefixes, their tokens and the tokens after them are 1 or more each")
@@ -377,7 +378,7 @@ def shared_prefix(
     *,
     multi_turn: bool = False,
 ) -> Prompts:
-    """As inference-perf's shared-prefix data: ``groups`` system prompts, each before the questions of as many users;
+    """inference-perf's shared-prefix data: ``groups`` system prompts, each before the questions of as many users;
     requests go round the users in one random order. Every request of a user has the same question: the same prompt,
     or with ``multi_turn`` the conversation so far followed by the question."""
     if min(groups, prompts_per_group) < 1 or system_prompt_len < 0:

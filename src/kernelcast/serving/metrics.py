@@ -35,7 +35,7 @@ def latencies_ms(
     e2el_s: NDArray[np.float64] | None,
     itls: Sequence[NDArray[np.float64]] = (),
 ) -> dict[str, float]:
-    """Of all requests: time to first token, time per output token behind it, gaps between tokens, end to end."""
+    """Latency statistics of all requests: TTFT, TPOT, ITL and end-to-end latency."""
     latencies: dict[str, float] = {}
     if ttft_s is not None:
         latencies |= summary_ms("ttft", ttft_s)
@@ -48,7 +48,7 @@ def latencies_ms(
 
 
 def throughput(inputs: NDArray[np.int64], outputs: NDArray[np.int64], duration_s: float) -> dict[str, float]:
-    """Of requests that were completed in ``duration_s``."""
+    """Throughput of requests that completed in ``duration_s``."""
     tokens_in, tokens_out = int(inputs.sum()), int(outputs.sum())
     return {
         "duration": duration_s,
@@ -131,7 +131,7 @@ class RequestTimes:
 
 def metrics(served: RequestTimes, notes: StepLog, rows: NDArray[np.bool_] | None = None,
             goals: LatencyGoals | None = None) -> dict[str, float]:  # fmt: skip
-    """By vLLM's names: throughput, and mean, median and percentiles of latencies; of some ``rows``, or all."""
+    """Throughput, and mean, median and percentiles of latencies by vLLM's names; of some ``rows``, or all."""
     chosen = served.done if rows is None else served.done & rows
     if not chosen.any():
         return {"completed": 0.0}

@@ -34,7 +34,7 @@ class MetricComparison:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
+        """Relative error of the prediction."""
         return self.predicted / self.measured - 1
 
     @property
@@ -137,7 +137,7 @@ def stage_metrics(bench: BenchResult, at: int, rows: Rows) -> Mapping[str, float
 
 
 def measured(bench: BenchResult, rows: Rows) -> dict[str, float]:
-    """Of some requests, where the file has them one by one."""
+    """Metrics of some requests, where the file lists requests."""
     load = bench.load.take(rows)
     ttft, e2el = (None if times is None else times[rows] for times in (bench.ttft_s, bench.e2el_s))
     itls = [gaps for gaps, chosen in zip(bench.itls, rows, strict=True) if chosen] if bench.itls else []

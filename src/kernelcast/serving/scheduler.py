@@ -51,7 +51,7 @@ _RETRACT_STEPS = 20  # after which the estimate is updated
 
 @dataclass
 class SchedulerStep:
-    """What one rank runs next: chunks of prompts (tokens of each), or decode steps, ``most`` at a time."""
+    """The next step of one rank: chunks of prompts (tokens of each), or decode steps, ``most`` at a time."""
 
     chunks: list[tuple[Request, int]] = field(default_factory=list)
     decodes: bool = True
@@ -321,7 +321,7 @@ class Scheduler:
         return done
 
     def _start_decoding(self, request: Request) -> None:
-        """It decodes from the next step on."""
+        """Move a prefilled request to decode, from the next step on."""
         size = self.settings.block_size
         request.base = request.context - self.steps
         request.finish = self.steps + request.steps

@@ -98,7 +98,7 @@ class Cluster:
                     log.blocked_s[rank.blocked] = log.blocked_s.get(rank.blocked, 0.0) + end_s - start_s
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
-        """Until every request has finished. An interrupt keeps what is done."""
+        """Run until every request has finished. An interrupt keeps finished requests."""
         arrivals, count = self.load.arrivals_s.tolist(), len(self.load)
         while self.done < count:
             engine = min(self._every, key=_next)
@@ -254,7 +254,8 @@ class Simulation(Renamed, HtmlRepr):
 
     @cached_property
     def binding(self) -> str:
-        """What requests waited for longest: KV cache, max_num_seqs, max_num_batched_tokens; "" where none waited."""
+        """The limit that requests waited for longest: KV cache, max_num_seqs, max_num_batched_tokens; "" where none
+        waited."""
         return max(self.step_log.blocked_s, key=lambda name: self.step_log.blocked_s[name], default="")
 
     @property

@@ -144,12 +144,12 @@ class StepTimes:
         return copied
 
     def _on_host(self, deployment: Deployment) -> Deployment:
-        """With the host's scales from measured runs."""
+        """The deployment with the host's scale from measured runs."""
         factor = self._times.conditions.host_scale(deployment.stack.id).factor
         return deployment if factor == 1.0 else replace(deployment, stack=deployment.stack.with_host(factor))
 
     def _fitting_contexts(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
-        """Those that so many sequences can have at once; ``whole``: none left out, but no longer than that."""
+        """The contexts that so many sequences can have at once; ``whole``: all contexts, clipped to that."""
         most = max(self.limits.cached // sequences, 2)
         if whole:
             return tuple(min(context, most) for context in contexts)
@@ -181,14 +181,15 @@ class StepTimes:
         return list(_interpolate((self._sequences,), self._rows, (rows,)).tolist())
 
     def _mixed_ratio(self, at: Sequence[float]) -> float:
-        """Of one launch for prompts and decodes over two; in logarithms of the axes, held at their ends."""
+        """The time of one launch for prompts and decodes over that of two; interpolated in log axes, constant
+        beyond."""
         assert self._mixed_grid is not None
         axes = [[math.log1p(x) for x in axis] for axis in self._mixed_grid]
         values = [min(max(math.log1p(value), axis[0]), axis[-1]) for axis, value in zip(axes, at, strict=True)]
         return float(_interpolate(axes, self._ratio, values))
 
     def _tokens_of(self, tokens: int, *, graph: bool, decoded: bool = False) -> Sequence[float]:
-        """What scales with the tokens of a step; a graph runs as many as it was captured with."""
+        """The time that scales with the tokens of a step; a graph runs as many tokens as it was captured with."""
         table = self._decoded if decoded else self._tokens
         return table[self._padded[tokens] if graph and tokens < len(self._padded) else tokens]
 

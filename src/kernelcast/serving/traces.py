@@ -56,7 +56,7 @@ _TEXT = ("conversations", "messages", "prompt", "turns")  # ShareGPT, chats, vLL
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What a file of requests holds. ``arrivals_s`` is None where it has no times."""
+    """The requests of a trace file. ``arrivals_s`` is None where it has no times."""
 
     path: Path
     layout: str
@@ -82,7 +82,7 @@ class Trace:
         return Load(arrivals_s, self.inputs[rows], self.outputs[rows], shared, max_concurrency, ids)
 
     def problems(self) -> str:
-        """What was left out or put in order, in one line; '' where nothing was."""
+        """The rows that were left out or reordered, in one line; '' for none."""
         reasons = "; ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
         left_out = [f"{_rows(sum(self.skipped.values()))} left out ({reasons})"] if reasons else []
         return ", ".join(left_out + ([f"{_rows(self.moved)} put in order of arrival"] if self.moved else []))

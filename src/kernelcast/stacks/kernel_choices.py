@@ -101,7 +101,7 @@ def _has_path(gpu: Gpu, path: str) -> bool:
 
 
 def _gpu_keys(gpu: Gpu) -> tuple[str, ...]:
-    """What ``on`` of an entry may call this GPU by, the most specific first."""
+    """The values of ``on`` that match this GPU, the most specific first."""
     return gpu.compute_capability, gpu.compute_capability.partition(".")[0], gpu.instruction_path, ANY
 
 

@@ -74,11 +74,11 @@ class Stack(Library):
 
     @property
     def graph_tokens(self) -> int:
-        """Of the largest step that replays a graph."""
+        """Tokens of the largest step that replays a graph."""
         return max((last for _, last, _ in self.graph_sizes), default=0)
 
     def with_host(self, factor: float) -> Stack:
-        """On a host that takes so many times as long for what it launches and schedules."""
+        """The stack on a host whose launch and scheduling times are scaled by ``factor``."""
         if factor == 1.0:
             return self
         times = ("step_s", "prefill_s", "launch_s", "gap_s", "sequence_s")

@@ -31,7 +31,7 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", 
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What is to be traced, and its sizes. None: what the model itself says, or what is usual for such a model."""
+    """The model to trace, and its sizes. None: the model's own value, or a usual default."""
 
     what: str
     batch: int = 1

@@ -64,7 +64,7 @@ def channels_last_out(out: torch.Tensor, given: torch.Tensor, weight: torch.Tens
 
 
 class CudaFunctionMode(TorchFunctionMode):
-    """What PyTorch's Python functions do with tensors on a GPU: autocast, and tensors sent there."""
+    """PyTorch's Python functions as on a GPU: autocast, and tensors moved to the device."""
 
     def __init__(self, values: KnownValues, listed: Callable[..., Any]) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def _autocast_format() -> torch.dtype | None:
 
 
 def _dropout(input: Any, p: float, train: bool) -> Any:
-    """On a GPU one kernel, which writes a mask too."""
+    """Fused dropout: on a GPU one kernel, which writes a mask too."""
     if not train or p == 0:
         return input
     return torch.native_dropout(input, p, True)[0]

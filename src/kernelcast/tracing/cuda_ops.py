@@ -159,7 +159,7 @@ _SAVED = {0: 1, 1: 1, 2: 5, 3: 6}
 
 
 def _cudnn_layers(name: str, packed: bool) -> Callable[[SimpleNamespace], Any]:
-    """Of LSTM, GRU or RNN: (output, last state, last cell of an LSTM)."""
+    """Results of LSTM, GRU or RNN: (output, last state, last cell of an LSTM)."""
 
     def layers(a: SimpleNamespace) -> Any:
         state, cell = a.hx if name == "lstm" else (a.hx, None)
@@ -207,7 +207,8 @@ def _pack(a: SimpleNamespace) -> Any:
 
 
 def _pad(a: SimpleNamespace) -> Any:
-    """Into a tensor filled with the padding, a copy for each run of steps of as many sequences."""
+    """Pad a packed batch: copy each run of steps with the same number of sequences into a tensor filled with the
+    padding."""
     sizes, features = _as_list(a.batch_sizes), a.data.shape[1:]
     steps = a.total_length if a.total_length > 0 else len(sizes)
     padded = a.data.new_full((steps, sizes[0], *features), a.padding_value)
@@ -264,7 +265,7 @@ def _rnn_outputs(a: SimpleNamespace) -> Any:
 
 
 def _rnn_gradients(a: SimpleNamespace) -> Any:
-    """Of input and states, and of the weights as views of one flat buffer."""
+    """Gradients of input and states, and of the weights as views of one flat buffer."""
     flat = a.input.new_empty(sum(x.numel() for x in a.weight))
     parts = flat.split([x.numel() for x in a.weight])
     weights = [part.view(x.shape) for part, x in zip(parts, a.weight, strict=True)]
@@ -276,7 +277,7 @@ def _state_shapes(a: SimpleNamespace) -> tuple[Any, Any]:
 
 
 def _gru_cell_gradients(a: SimpleNamespace) -> Any:
-    """Of both products, the state, and the biases."""
+    """Gradients of both products, the state, and the biases."""
     rows, gates = a.grad_hy.shape[0], 3 * a.grad_hy.shape[1]
     both = [a.grad_hy.new_empty((rows, gates)) for _ in range(2)]
     biases = [a.grad_hy.new_empty(gates if a.has_bias else 0) for _ in range(2)]

@@ -48,7 +48,7 @@ def _raised(at: TracebackType | None) -> Iterator[tuple[str, int]]:
 
 
 def _user_line(frames: list[tuple[str, int]]) -> str:
-    """Of frames from the innermost on, as far as the one that called the program."""
+    """The line of the user's code, from the innermost frame to the caller of the program."""
     module = ""
     for path, line in frames:
         if path in _CALLERS:
@@ -62,7 +62,7 @@ def _user_line(frames: list[tuple[str, int]]) -> str:
 
 
 def _short(path: str) -> str:
-    """From the working folder, or from site-packages."""
+    """The path relative to the working folder or site-packages."""
     if _SITE_PACKAGES in path:
         return path.rpartition(_SITE_PACKAGES)[2]
     return path.removeprefix(f"{Path.cwd()}{os.sep}")
@@ -133,7 +133,8 @@ class PythonCalls:
         return importing
 
     def _monitor(self) -> None:
-        """By sys.monitoring, which costs less than a profile function. Nothing is counted where no tool id is free."""
+        """Count by sys.monitoring, which costs less than a profile function. Nothing is counted where no tool id is
+        free."""
         tools: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
         tool = next((number for number in (4, 3, 1, 2, 5) if tools.get_tool(number) is None), None)
         if tool is None:
@@ -170,7 +171,7 @@ class PythonCalls:
         return frame is not None and self._origin(frame) == "tracing"
 
     def _origin(self, frame: FrameType) -> str:
-        """What a frame belongs to: model, tracing, context (managers) or none."""
+        """The origin of a frame: model, tracing, context (managers) or none."""
         origin = self._origins.get(frame.f_code)
         if origin is None:
             origin = self._origins[frame.f_code] = _origin(frame)

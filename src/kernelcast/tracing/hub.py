@@ -319,7 +319,7 @@ class ModelInputs:
             self.made["bool_masked_pos"] = mask
 
     def _options(self) -> None:
-        """With or without a cache, all logits or the last."""
+        """Options of ``forward``: with or without a cache, all logits or the last."""
         inference = self.request.mode == "inference"
         if self._takes("use_cache") or "past_key_values" in self.parameters:
             self.made["use_cache"] = bool(self.request.cache) and inference

@@ -98,7 +98,7 @@ def trace(
 
 
 def _tp_plan(module: nn.Module) -> dict[str, Any]:
-    """Of Hugging Face's models: how their modules are sharded for tensor parallelism."""
+    """The tensor parallel plan of a Hugging Face model."""
     config: Any = getattr(module, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     of_class, base = getattr(type(module), "_tp_plan", None), getattr(text, "base_model_tp_plan", None)
@@ -214,7 +214,8 @@ class _TracedStep:
 
 
 def _nodes(loss: torch.Tensor) -> int:
-    """Of the graph that leads to the loss: one a differentiable op, and one a parameter, which takes the gradient."""
+    """Nodes of the autograd graph of the loss: one per differentiable op, and one per parameter that accumulates a
+    gradient."""
     seen: set[Any] = {loss.grad_fn} - {None}
     rest = list(seen)
     while rest:

@@ -57,7 +57,7 @@ class Tensor:
 
     @property
     def rows(self) -> int:
-        """Of the tensor as a matrix of its last axis."""
+        """Rows of the tensor as a matrix of its last axis."""
         return self.elements // max(1, self.cols)
 
     @property

@@ -58,8 +58,8 @@ class DataParallel:
     seconds: Callable[[Bucket], float]
 
     def gradients(self, queue: LaunchQueue, waits: int, final: bool) -> Iterator[Collective]:
-        """Of a backward pass; kernel ``waits`` needs them. ``final``: of the step's last micro-batch; before it only
-        ZeRO 2 and 3 send, for they keep no whole gradients."""
+        """Gradient collectives of a backward pass; kernel ``waits`` needs them. ``final``: of the step's last
+        micro-batch; before it only ZeRO 2 and 3 send, for they keep no whole gradients."""
         zero, overlap = self.layout.zero, self.layout.overlap
         if self.layout.dp == 1 or not (final or zero >= 2):
             return

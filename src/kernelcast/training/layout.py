@@ -74,7 +74,7 @@ class TrainingLayout:
 
     @property
     def parts(self) -> int:
-        """Of the model, over all stages."""
+        """Parts of the model over all stages (virtual ones included)."""
         return self.pp * self.virtual_stages
 
     @property
@@ -131,7 +131,7 @@ class ProcessGroup:
             yield collective_launch("all_gather", size_bytes, inside, dtype, None)
 
     def sent_bytes(self, op: str, size_bytes: float) -> float:
-        """What each rank sends in a ring: the measure that papers compare."""
+        """Bytes that each rank sends in a ring, as papers count them."""
         times = 2.0 if op == "all_reduce" else 1.0
         return times * size_bytes * (self.world - 1) / self.world
 

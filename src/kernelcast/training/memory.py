@@ -19,13 +19,13 @@ FRAGMENTED = 0.05
 
 
 def with_overhead(parts: Mapping[str, float], gpu: Gpu) -> Memory:
-    """And context and workspaces, and what the allocator cannot use."""
+    """The parts with CUDA context, workspaces and fragmentation added."""
     overhead = FRAMEWORK_BYTES + FRAGMENTED * sum(parts.values())
     return Memory({**parts, "overhead": overhead}, gpu.dram_bytes, gpu.dram_bytes)
 
 
 def step_memory(trace: Trace, gpu: Gpu) -> Memory:
-    """Of one GPU that runs a whole traced step."""
+    """Memory of one GPU that runs a whole traced step."""
     names = ("parameters", "gradients", "optimizer", "inputs", "activations")
     return with_overhead({name: float(getattr(trace.footprint, name)) for name in names}, gpu)
 

@@ -29,7 +29,7 @@ class Shard:
 
 
 def shard_tensor(x: Tensor, shard: Shard | None, ranks: int) -> Tensor:
-    """Of one rank: the axis divided (rounded up, as libraries pad), and the strides outside it with it."""
+    """The shard of one rank: the axis divided (rounded up, as libraries pad), and the outer strides with it."""
     if shard is None or not x.shape:
         return x
     axis = shard.axis
@@ -65,7 +65,7 @@ def shard_in_view(x: Tensor, shard: Shard, out: Tensor) -> Shard | None:
 
 
 def shard_of_result(name: str, x: Tensor, shard: Shard, out: Tensor) -> Shard | None:
-    """Of a result, by that of an input; None where the axis was summed."""
+    """The shard of a result from that of an input; None where the axis was summed."""
     axis = shard.axis
     if not out.shape:
         return None
@@ -84,7 +84,7 @@ def shard_of_result(name: str, x: Tensor, shard: Shard, out: Tensor) -> Shard | 
 
 
 def _reshaped(x: Tensor, shard: Shard, out: Tensor) -> Shard:
-    """By how many elements precede it."""
+    """The axis of the reshaped tensor, by how many elements precede it."""
     before, running = math.prod(x.shape[: shard.axis]) * shard.outer, 1
     for at, size in enumerate(out.shape):
         if running <= before < running * size:
@@ -177,7 +177,7 @@ class TraceSharder:
         return replace(self.trace, ops=tuple(self._ops), gradients=gradients)
 
     def _gradient(self, gradient: Gradient) -> Gradient:
-        """With the size that its op writes on one rank."""
+        """The gradient with the size that its op writes on one rank."""
         at = self._positions[gradient.ready]
         for old, new in zip(self.trace.ops[gradient.ready].outputs, self._ops[at].outputs, strict=True):
             if old.elements == gradient.elements:

@@ -67,7 +67,7 @@ class Rank:
 
     @cached_property
     def kernels(self) -> dict[int, OpKernels | None]:
-        """Of each op of forward and backward, by index."""
+        """The kernels of each op of forward and backward, by index."""
         ops = {at: op for at, op in enumerate(self.rank_trace.ops) if op.phase != "optimizer"}
         return dict(zip(ops, predict_ops(ops.values(), self.times, self._costs), strict=True))
 
@@ -116,7 +116,7 @@ class Rank:
     # ---- memory ----
 
     def memory(self, stage: int, in_flight: int) -> Memory:
-        """Of a rank of this stage that holds ``in_flight`` micro-batches at once."""
+        """Memory of a rank of this stage with ``in_flight`` micro-batches at once."""
         layout, before = self.layout, self.trace.footprint
         mine = [weight for weight in self.weights if self.part_of[weight.unit] in self.parts_of(stage)]
         whole = float(sum(weight.gradient.bytes for weight in mine))

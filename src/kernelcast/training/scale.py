@@ -55,7 +55,7 @@ class RankPass:
 
     @property
     def behind_s(self) -> float:
-        """What collectives of the last pass take longer than its kernels: the next pass need not wait for them."""
+        """Time of the last pass's collectives beyond its kernels: the next pass need not wait for them."""
         return self.run.end_s - self.run.compute_end_s if self.name == "last" else 0.0
 
     def job_events(self, at_s: float) -> list[Event]:
@@ -110,12 +110,12 @@ class PipelineStage:
 
     @property
     def collectives_s(self) -> float:
-        """Of data parallelism, hidden or not."""
+        """Time of data-parallel collectives, overlapped or not."""
         return sum(each.count * each.run.jobs_s for each in self.passes) + self.tied_s
 
     @property
     def sent_bytes(self) -> float:
-        """By a rank for data parallelism, in rings."""
+        """Bytes that a rank sends for data parallelism, in rings."""
         return sum(each.count * job.sent_bytes for each in self.passes for job in each.run.jobs)
 
 
@@ -162,7 +162,7 @@ class ScaledStep(StepForecast):
 
     @property
     def sent_bytes(self) -> float:
-        """By a rank for data parallelism, in rings; the mean of the stages."""
+        """Bytes that a rank sends for data parallelism, in rings; the mean of the stages."""
         return sum(stage.sent_bytes for stage in self.stages) / len(self.stages)
 
     @property
@@ -187,7 +187,7 @@ class ScaledStep(StepForecast):
 
     @property
     def memory(self) -> Memory:
-        """Of the fullest stage."""
+        """Memory of the fullest stage."""
         return max((stage.memory for stage in self.stages), key=lambda memory: memory.used_bytes)
 
     @property
@@ -347,7 +347,7 @@ class _Pipeline:
         return max(self._tail_s(table, stage) + end_s + self.ends[stage].run.end_s for stage, end_s in ends)
 
     def _tail_s(self, table: pipeline.PipelineSchedule, stage: int) -> float:
-        """What of a stage's collectives is left when its last pass has ended: each part's go on behind its last
+        """Time of a stage's collectives after its last pass has ended: those of each part continue behind its last
         pass."""
         channel_s = 0.0
         for task, start, stop in table.tasks[stage]:

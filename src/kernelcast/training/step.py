@@ -51,7 +51,7 @@ class OpKernels(KernelTime):
 
 
 def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
-    """What an op launches. An optimizer's pass over more than any GPU can hold is timed in pieces: whether the step
+    """The launches of an op. An optimizer's pass over more than any GPU can hold is timed in pieces: whether the step
     fits in memory is checked elsewhere."""
     size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
     pieces = math.ceil(size / (gpu.dram_bytes / 2))
@@ -96,12 +96,12 @@ def calibrated_host(on: str | Host, conditions: Conditions) -> Host:
 
 
 def gap_s(machine: Host, graph: bool) -> float:
-    """Between two kernels of a stream, both launched in time."""
+    """The gap between two kernels of a stream, both launched in time."""
     return machine.graph_gap_s if graph else machine.gap_s
 
 
 def host_counts(trace: Trace) -> dict[str, Array]:
-    """By the name of what the host spends on it (``Host``), how often each op of a trace has it; kernels are counted
+    """How often each op of a trace has each host cost, by its name in ``Host``; kernels are counted
     apart, where they are known."""
     phase = np.array([op.phase for op in trace.ops])
     kernel = np.array([op.op_type == "kernel" for op in trace.ops], dtype=bool)
@@ -122,7 +122,7 @@ def host_counts(trace: Trace) -> dict[str, Array]:
 
 
 def launch_costs(trace: Trace, machine: Host) -> Array:
-    """What the host spends on each op of a trace before the next, beside launching its kernels."""
+    """Host time of each op of a trace before the next, beside launching its kernels."""
     return np.sum([getattr(machine, name) * count for name, count in host_counts(trace).items()], axis=0)
 
 
@@ -200,7 +200,7 @@ class StepForecast(HtmlRepr, ABC):
 
     @cached_property
     def kernel_spread(self) -> tuple[float, float]:
-        """Of the kernels' sum, below and above: their intervals, and what whole steps are off beyond these."""
+        """Relative spread of the kernels' sum, below and above: their intervals, and the error of whole steps."""
         whole = joined(self.kernels)
         total = whole.value or 1.0
         low, high = (whole.value - whole.low) / total, (whole.high - whole.value) / total
@@ -215,7 +215,7 @@ class StepForecast(HtmlRepr, ABC):
         return self.time_s * self.spread[1]
 
     def drawn_by(self, kernels: Iterable[tuple[OpKernels, int]]) -> Energy | None:
-        """Of one GPU that runs these, so many times each, and waits for the rest of the step."""
+        """Energy of one GPU that runs these kernels, so many times each, and idles for the rest of the step."""
         launched: dict[Call, tuple[float, float]] = {}
         busy_s = 0.0
         for kernel, times in kernels:
@@ -245,7 +245,7 @@ class StepForecast(HtmlRepr, ABC):
 
     @cached_property
     def flops(self) -> float:
-        """Of matrix products, convolutions and attention (what checkpointing computes twice counts twice)."""
+        """FLOPs of matrix products, convolutions and attention (recomputation counts)."""
         return float(sum(op_flops(op) for op in self.trace.kernels)) * self.passes
 
     @property
@@ -296,7 +296,7 @@ class Step(StepForecast):
 
     @property
     def margin(self) -> float:
-        """What the host takes for all that it launches, over what the GPU takes to run it; above 1 the GPU waits."""
+        """Host time of all launches over GPU time; above 1 the step is launch-bound."""
         return 0.0 if self.graph else float(self.launched_s[-1] / self.busy_s.sum())
 
     @property
@@ -326,7 +326,7 @@ class Step(StepForecast):
 
     @property
     def coverage(self) -> float:
-        """Of the kernel time, the share of ops that a rule knows."""
+        """The share of kernel time of ops with a rule."""
         return 1 - sum(self.by_bytes.values()) / self.kernel_time_s if self.kernel_time_s else 1.0
 
     @property

@@ -95,7 +95,7 @@ class TensorParallelPlan:
 
 
 def read_plan(path: Path) -> dict[str, str]:
-    """Of a TOML or JSON file: module -> its style, at the top or in a table ``tp_plan``."""
+    """The plan of a TOML or JSON file: module -> style, at the top level or in a table ``tp_plan``."""
     try:
         text = path.read_text(encoding="utf-8")
         plan: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -114,8 +114,8 @@ _Seen = dict[Tensor, Shard | None]
 
 
 def _operands(op: Op) -> tuple[Tensor, Tensor]:
-    """Of a matrix product. The last two axes of each, and of the result, are its matrix; experts' weights and their
-    gradients have one axis more than tokens."""
+    """The operands of a matrix product. The last two axes of each, and of the result, are its matrix; experts' weights
+    and their gradients have one axis more than tokens."""
     tensors = [x for x in op.arguments if isinstance(x, Tensor)]
     a, b = tensors[1:3] if op.name in ("addmm", "baddbmm") else tensors[:2]
     return a, b
@@ -165,7 +165,7 @@ class _TensorParallel(TraceSharder):
         return tuple(sorted(sizes.items(), key=lambda pair: -pair[1]))
 
     def _record_weight(self, op: Op, weight: Tensor) -> None:
-        """Of a product, a convolution or an embedding."""
+        """Record the weight of a product, a convolution or an embedding."""
         if op.phase == "forward" and self._is_parameter(weight) and len(weight.shape) > 1:
             source = self._sources.get(weight.storage, weight)
             self._weights.setdefault(op.module, {})[source.storage] = source

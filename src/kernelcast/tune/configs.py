@@ -45,7 +45,7 @@ class Config:
 
     @property
     def named(self) -> dict[str, int]:
-        """As vLLM and SGLang spell it in their files."""
+        """The keys of vLLM's and SGLang's files."""
         names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
         return dict(zip(names, astuple(self), strict=True))
 
@@ -111,7 +111,7 @@ def space(gpu: Gpu, dtype: str = "bf16") -> list[Config]:
 
 
 def vllm_default(tokens: int, experts: int) -> Config:
-    """What vLLM (as of 0.17) runs 16-bit experts with when it has no file for them."""
+    """vLLM's default config (as of 0.17) for 16-bit experts without a file."""
     return Config(
         block_m=16 if tokens <= 32 else 32 if tokens <= 96 else 64 if tokens <= 512 else 128,
         block_n=64 if tokens <= 64 else 128,
@@ -123,7 +123,7 @@ def vllm_default(tokens: int, experts: int) -> Config:
 
 
 def sglang_default(tokens: int, experts: int) -> Config:
-    """What SGLang runs 16-bit experts with when it has no file for them; older vLLMs did the same."""
+    """SGLang's default config for 16-bit experts without a file; older vLLM versions had the same."""
     return Config(16, 32, 64, 1, 4, 3) if tokens <= experts else Config(64, 64, 32, 8, 4, 3)
 
 
@@ -145,7 +145,7 @@ def swift_default(tokens: int, experts: int, topk: int) -> Config:
 
 
 def variant(c: Config) -> tuple[int, ...]:
-    """What is compiled by itself: group_m is an argument, not a constant."""
+    """The compile-time constants of a config: group_m is an argument."""
     return (c.block_m, c.block_n, c.block_k, c.warps, c.stages)
 
 
@@ -183,7 +183,7 @@ def write_config_file(
 
 
 def _entries(path: Path) -> dict[int, dict[str, int]]:
-    """What a file holds, by tokens. Other keys (vLLM adds the version of Triton) go: they may no longer be true."""
+    """The entries of a file, by tokens. Other keys (vLLM adds the version of Triton) go: they may no longer be true."""
     if not path.exists():
         return {}
     try:

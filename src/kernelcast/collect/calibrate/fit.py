@@ -116,7 +116,8 @@ def _by_format(rows: Residuals, form: NDArray[Any], after: NDArray[np.float64]) 
 def _reaches(
     off: NDArray[np.float64], form: NDArray[Any], configuration: NDArray[Any], family: tuple[float, float]
 ) -> dict[str, tuple[float, float]]:
-    """By format, and by configuration within it: one engine's kernels may be far harder to predict than another's."""
+    """The reach by format, and by configuration within it: one engine's kernels may be far harder to predict than
+    another's."""
     reaches = {str(name): _reach(off[form == name], family) for name in np.unique(form)}
     for name in np.unique(configuration):
         members = configuration == name
@@ -193,7 +194,7 @@ def _negative_log_likelihood(covariance: Doubles, noise: Doubles, error: Doubles
 
 
 def _weights(left: Doubles, spread: float) -> Doubles:
-    """Of Student's noise: 1 and a little for small errors, less and less for large ones."""
+    """Weights of Student's t noise: a little above 1 for small errors, decreasing for large ones."""
     return np.asarray((_DEGREES + 1) / (_DEGREES + (left / spread) ** 2))
 
 

@@ -203,7 +203,7 @@ def _joined(parts: list[Residuals]) -> Residuals:
 
 
 def _ordered(rows: Residuals) -> Residuals:
-    """By configuration, features and time, whatever the order of the file."""
+    """Rows sorted by configuration, features and time, independent of the file's order."""
     return select(rows, np.lexsort((rows.latency_s, *rows.values.T[::-1], rows.code)))
 
 

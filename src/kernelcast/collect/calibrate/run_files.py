@@ -55,7 +55,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class CalibrationInput:
-    """What a file is. ``left_out``: what of it no forecast is made for."""
+    """The content of a file. ``left_out``: entries without a forecast."""
 
     path: Path
     content: Literal["calls", "bench", "runs"]
@@ -153,7 +153,7 @@ def _fits(value: Any, what: str) -> bool:
 
 
 def static_batch(record: RunRecord, target: Gpu) -> tuple[Deployment, Workload]:
-    """What a run's parameters say, with the defaults of `kernelcast infer`."""
+    """The deployment and workload of a run's parameters, with the defaults of `kernelcast infer`."""
     parameters = record.parameters
     layout = Layout(parameters.get("tp", 1), parameters.get("pp", 1), parameters.get("dp", 1), parameters.get("ep", 1),
                     parameters.get("sequence_parallel", False), parameters.get("micro_batches", 1))  # fmt: skip

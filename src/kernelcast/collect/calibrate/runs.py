@@ -211,7 +211,7 @@ _APART = 0.1  # of a log scale, to either side: a run jumps where a request just
 
 
 class _Kept(Times):
-    """What was predicted, every call of it kept."""
+    """Predicted times that keep every call."""
 
     def columns(self, calls: CallTable) -> TableForecast:
         self.predict(calls.calls())
@@ -219,7 +219,7 @@ class _Kept(Times):
 
 
 class _Stretched(Times):
-    """What was predicted, with configurations of kernels so many times as long."""
+    """Predicted times, with each configuration of kernels scaled by a factor."""
 
     def __init__(self, base: Times, shares: ScaleShares, scales: Mapping[str, float]) -> None:
         super().__init__(base.gpu, base.conditions)

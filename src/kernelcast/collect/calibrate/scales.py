@@ -238,8 +238,8 @@ class RunError:
 
 @dataclass(frozen=True)
 class RunErrors:
-    """What runs were made of. ``by_others``: the errors after are with the scales that the other runs give.
-    ``contradiction``: how many times as far as their noise allows runs lie from one another."""
+    """Errors of runs before and after. ``by_others``: the errors after are held out: with the scales from the other
+    runs. ``contradiction``: disagreement between runs, in units of their noise."""
 
     lines: tuple[RunError, ...]
     by_others: bool

@@ -112,7 +112,7 @@ class _Candidates:
 
     @property
     def gain(self) -> Doubles:
-        """Of each candidate: the variance of the reference calls that it would take away."""
+        """The variance of the reference calls that each candidate would remove."""
         reduction = (self.across**2 @ self.width**2) / (np.maximum(self.own, 0) + self.noise)
         return np.where(self.free, reduction, -1.0)
 

@@ -13,7 +13,7 @@ _LATENT_BYTES = 2 * (512 + 64)
 
 
 def heads(draw: Draw) -> Drawn:
-    """Of a rank: what tensor parallelism leaves of the KV heads, and the usual groups."""
+    """Heads of a rank: KV heads sharded by tensor parallelism, and the usual group sizes."""
     kv_heads = draw.pick((1, 1, 2, 4, 8, 8))
     group = draw.pick((1, 2, 4, 4, 5, 7, 8, 8)) if draw.chance(0.5) else draw.pick((1, 4, 8))
     return {"q_heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": 128}

@@ -60,7 +60,7 @@ class PagedBatch:
 
     @property
     def pages(self) -> tuple[int, ...]:
-        """Of each request; the last may be partly full."""
+        """Pages of each request; the last may be partly full."""
         return tuple(-(-keys // self.page_size) for keys in self.keys)
 
     @property

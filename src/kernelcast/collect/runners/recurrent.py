@@ -18,7 +18,7 @@ _MOST_SETS = 1  # hundreds of kernels, which take their weights from L2 after th
 
 
 def _weights(call: Any) -> tuple[TensorSpec, ...]:
-    """As nn.LSTM keeps them: for each layer and direction two matrices, two biases, and the projection."""
+    """Weights as nn.LSTM keeps them: for each layer and direction two matrices, two biases, and the projection."""
     rows, out = _GATES[call.cell] * call.hidden, call.projection or call.hidden
     directions = 1 + call.bidirectional
     shapes: list[tuple[int, ...]] = []
@@ -102,7 +102,7 @@ def recurrent_backward(call: Any) -> Recipe:
 
 
 def ctc_loss(call: Any) -> Recipe:
-    """Of log-probabilities as they come, which need not add up to one to take as long."""
+    """CTC loss of random scores, as log-probabilities."""
 
     def launch(scores: Tensor) -> Launch:
         labels = torch.randint(1, max(2, call.classes), (call.batch, call.targets), device=scores.device)

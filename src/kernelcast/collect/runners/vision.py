@@ -93,7 +93,7 @@ def _is_last(call: Any) -> bool:
 
 
 def _viewed(call: Any, x: Tensor) -> Tensor:
-    """With the channels as the second axis, wherever they lie."""
+    """The tensor with the channels as the second axis, in either memory format."""
     return x.permute(0, x.dim() - 1, *range(1, x.dim() - 1)) if _is_last(call) else x
 
 

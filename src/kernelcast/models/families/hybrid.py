@@ -50,7 +50,7 @@ def _last_full(f: Fields, layers: list[Layer]) -> list[Layer]:
 
 
 def _blocks(f: Fields, pattern_key: str, list_key: str) -> list[str]:
-    """What each layer is, from a list of names or a string of letters."""
+    """The type of each layer, from a list of names or a string of letters."""
     pattern, names = f.value(pattern_key), f.value(list_key)
     if isinstance(names, list):
         blocks = [_SYNONYMS.get(str(name), str(name)) for name in names]

@@ -127,7 +127,8 @@ def _minimax_m3_experts(f: Fields) -> list[Mlp]:
 
 
 def _ernie_experts(f: Fields) -> list[Mlp]:
-    """From moe_layer_start_index to moe_layer_end_index (-1: the last), every moe_layer_interval-th."""
+    """Experts from moe_layer_start_index to moe_layer_end_index (-1: the last), in every moe_layer_interval-th
+    layer."""
     block = experts(f, shared_keys="moe_num_shared_experts", router_bias=True)
     first, last = f.count("moe_layer_start_index", least=0), f.count("moe_layer_end_index", least=-1)
     last, every = layer_count(f) - 1 if last == -1 else last, f.count("moe_layer_interval")

@@ -38,8 +38,8 @@ F = TypeVar("F")  # a forecast of serving or training
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What a comparison of serving and one of training share. ``by`` None: dollars; GPUs without a price follow, by
-    throughput per GPU."""
+    """The common parameters of comparisons of serving and training. ``by`` None: dollars; GPUs without a price follow,
+    by throughput per GPU."""
 
     gpus: tuple[Gpu, ...]
     max_gpus: int = 8
@@ -97,7 +97,7 @@ class ServingScenario(Scenario):
 
     @property
     def counted_tokens(self) -> int:
-        """Of a request, those that throughput counts: its output; of an encoder its input."""
+        """Tokens of a request that count as throughput: its output; of an encoder its input."""
         return self.input_len if self.model.kind == "encoder" else self.output_len
 
     @property
@@ -174,7 +174,8 @@ class Candidate:
 
 
 def candidates(scenario: ServingScenario, gpu: Gpu, *, thorough: bool = False) -> list[Candidate] | ComparisonRow[Any]:
-    """What to forecast on ``gpu`` (``thorough``: everything that fits), or a row that says why nothing runs."""
+    """The candidates to forecast on ``gpu`` (``thorough``: everything that fits), or a row that says why nothing
+    runs."""
     precisions = scenario.precisions(gpu)
     if not precisions:
         return ComparisonRow(gpu, None, scenario.missing_formats(gpu))

@@ -66,7 +66,7 @@ def rank_key(
 
 
 def bound_shares(times: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """What binds by its share of the time, the largest first."""
+    """Bounds by their share of the time, the largest first."""
     sums: dict[str, float] = {}
     for name, time_s in times:
         sums[name] = sums.get(name, 0.0) + time_s

@@ -52,7 +52,7 @@ class Gain:
 
 
 def sensitivity(forecasts: Sequence[ServingForecast]) -> list[tuple[Gain, ...]]:
-    """Of each deployment, the gains by spec, the largest first; all forecasts in one call."""
+    """The gains by spec of each deployment, the largest first; all forecasts in one call."""
     candidates: list[Candidate] = []
     steps: list[tuple[int, str, tuple[str, ...], float]] = []  # of which deployment, the spec, and log(up / down)
     for at, base in enumerate(forecasts):
@@ -75,7 +75,7 @@ def sensitivity(forecasts: Sequence[ServingForecast]) -> list[tuple[Gain, ...]]:
 
 
 def merit(forecast: ServingForecast) -> float:
-    """What ``MERIT`` names, more is better; the number of GPUs and their price stay."""
+    """The figure of merit (``MERIT``), more is better; the number of GPUs and their price stay."""
     by = forecast.scenario.by or "dollars"
     if by == "latency":
         return 1 / forecast.e2el.value

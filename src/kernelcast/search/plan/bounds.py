@@ -49,7 +49,7 @@ class CoarseSteps:
         self._gaps_s = float(count) * self._stack.gap_s + self._stack.step_s
 
     def _at(self, name: str, grid: Sequence[int], value: float) -> float:
-        """Between passes, and on from the last two."""
+        """Linear between passes, and extrapolated from the last two."""
         known = self._known[name]
         if value <= grid[-1]:
             return float(np.interp(value, grid, known))
@@ -123,7 +123,7 @@ class EngineBounds:
     rates: list[float] = field(default_factory=list)  # requests/s at most, by limits
 
     def __post_init__(self) -> None:
-        """By the peaks of the GPU: arithmetic of a prompt, weights and caches that a step reads."""
+        """Bounds by the peaks of the GPU: arithmetic of a prompt, weights and caches that a step reads."""
         deployment, gpu, load = self.engine.deployment, self.engine.deployment.gpu, self.load
         unit = find_dtype(deployment.precision.weights).math
         peak = max(gpu.tensor_flops_per_s(unit), gpu.fma_flops_per_s(unit)) * self.engine.gpus
@@ -136,7 +136,7 @@ class EngineBounds:
         self.peak_rate = 1.0 / max(each_s, load.output_mean * (cache_s / (layout.dp * layout.pp)), 1e-12)
 
     def build(self, times: Times, variant: str) -> None:
-        """By step times: one prompt in one go, then one token a step."""
+        """Bounds by step times: one prompt in one step, then one token a step."""
         deployment, load = self.engine.deployment, self.load
         self.steps = CoarseSteps(deployment, times, int(load.context_mean), int(load.input_mean / 2), variant)
         self.prefill_s = self.steps.mixed(0, max(1.0, load.input_mean)) / _SURE
@@ -154,7 +154,7 @@ class EngineBounds:
         return self.load.engines(self.best_rate) * self.engine.usd_per_hour
 
     def share(self, goal: Goal) -> float:
-        """Of a goal, that one request alone takes."""
+        """The share of a goal that one request alone takes."""
         load, seconds = self.load, self.token_s
         if goal.metric != "tpot":
             seconds = self.front_s + self.prefill_s * min(1.0, load.prompt(goal.statistic) / load.input_mean)
@@ -202,7 +202,7 @@ class EngineBounds:
         return tokens / load.input_mean / step_s, step_s
 
     def phase_rate(self, phase: str) -> float:
-        """As part of a disaggregated service: by step times, or by the arithmetic of that phase alone."""
+        """The rate as part of a disaggregated service: by step times, or by the arithmetic of that phase alone."""
         if self.steps is not None:
             return self.rate(self.engine.limits[0], self.goals, phase)
         load = self.load

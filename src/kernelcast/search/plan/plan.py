@@ -209,7 +209,7 @@ def _holds(simulator: ServiceSimulator, candidate: ServiceCandidate, least: floa
 
 
 def _nearest(search: Search, able: Iterable[EngineBounds]) -> BestEffort:
-    """What comes nearest to the goals with hardly any load."""
+    """The candidate nearest to the goals with hardly any load."""
     few = search.simulator.load.take(slice(0, 20))
     if not few.max_concurrency and math.isfinite(few.request_rate):
         few = few.faster(min(1.0, 0.05 / few.request_rate))

@@ -48,7 +48,7 @@ class Search:
     settings: int = 0
 
     def run(self, on_progress: OnProgress | None = None) -> None:
-        """Until nothing is left that could be cheaper."""
+        """Search until no remaining candidate could be cheaper."""
         options = self.space.engines(self.model, int(self.load.context_mean), self.discarded)
         self.engines = [EngineBounds(engine, self.load, self.goals) for engine in options]
         self.settings = self.discarded.total() + sum(self._count(bounds.engine) for bounds in self.engines)
@@ -130,7 +130,8 @@ class Search:
         self._offer(fewest)
 
     def _fewest(self, engine: EngineOption, limits: EngineSettings, least: int, most: int) -> SimulatedService | None:
-        """By doubling and halving with short runs; whole runs decide, one more replica at a time."""
+        """The fewest replicas, by doubling and halving with short runs; whole runs decide, one more replica at a
+        time."""
 
         def may(replicas: int) -> bool:
             return self._may(ServiceCandidate(engine, limits, replicas))
@@ -197,8 +198,8 @@ class Search:
         return least.usd_per_hour if least.gpus <= self.space.max_gpus else math.inf
 
     def _pair(self, pair: EnginePair) -> str:
-        """From the fewest of both: one more of whichever breaks its goal, while that is cheaper than the best. Why the
-        pair is discarded before that; nothing where it was tried or refused."""
+        """Start from the fewest of both and add to the pool that breaks its goal, while cheaper than the best. Returns
+        why the pair is discarded before that; nothing where it was tried or refused."""
         if any(not self.built(bounds) for bounds in (pair.prefill, pair.decode)):
             return ""
         if pair.misses:
@@ -220,7 +221,7 @@ class Search:
         return DEARER if candidate.usd_per_hour > self.budget - _EPS else ""
 
     def _most_of(self, first: ServiceCandidate) -> ServiceCandidate:
-        """As many of both, in about the same proportion, as may be."""
+        """The largest allowed service with about the same proportion of both."""
         most = first
         for times in range(2, self.space.max_gpus + 1):
             more = replace(first, replicas=times * first.replicas, prefill_replicas=times * first.prefill_replicas)

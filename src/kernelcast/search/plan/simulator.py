@@ -77,13 +77,13 @@ class SimulatedService:
 
     @property
     def usd_per_million(self) -> float:
-        """Of output tokens, at this load."""
+        """USD per million output tokens, at this load."""
         return self.usd_per_hour / 3.6e3 / self.simulation.metrics["output_throughput"] * 1e6
 
     @property
     def binds(self) -> str:
-        """What requests wait for: KV cache, max_num_seqs; front end, where that is busy; or compute, where nothing else
-        keeps them out."""
+        """The limit that requests wait for: KV cache, max_num_seqs; front end, where that is busy; or compute, where
+        nothing else keeps them out."""
         run = self.simulation
         first = run.service.prefill or run.service.pool
         stack = first.deployment.stack
@@ -99,7 +99,7 @@ class SimulatedService:
 
 @dataclass(frozen=True, eq=False)
 class CostPoint:
-    """What is kept of a simulation: its cost, its latencies, and the share of the goal nearest to breaking."""
+    """A point of the Pareto front: its cost, its latencies, and the share of the goal nearest to breaking."""
 
     candidate: ServiceCandidate
     metrics: Mapping[str, float]
@@ -224,7 +224,7 @@ def _parts(candidate: ServiceCandidate) -> int:
 
 
 def share_of(load: Load, parts: int) -> Load:
-    """What one of so many engines gets from a round-robin router."""
+    """The load of one of so many engines behind a round-robin router."""
     if parts == 1:
         return load
     mine = load.take(np.arange(0, len(load), parts))

@@ -25,7 +25,7 @@ NO_MEMORY, NO_LAYOUT = "does not fit in memory", "the model cannot be sharded so
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What to try; None: what is usual for the model and the GPU. ``disaggregated``: also, only, or not with separate
+    """The search space; None: defaults for the model and the GPU. ``disaggregated``: also, only, or not with separate
     prefill and decode engines."""
 
     gpus: tuple[tuple[Gpu, Price], ...]
@@ -69,7 +69,8 @@ class SearchSpace:
                     discarded[NO_MEMORY] += limits * (self.max_gpus // layout.gpus)
 
     def _precisions(self, model: Architecture, gpu: Gpu) -> list[Precision]:
-        """As the checkpoint is, and fp8 of an unquantized one; what the GPU has no arithmetic for is left out."""
+        """The checkpoint's format, and fp8 for an unquantized one; formats that the GPU does not support are left
+        out."""
         chosen = [Precision.of(model, name, self.kv_dtype) for name in self.formats or (None,)]
         if self.formats is None and model.quantization is None:
             chosen.append(Precision("fp8", self.kv_dtype))
@@ -134,7 +135,7 @@ class ServiceCandidate:
         return self.gpus * self.engine.price.usd_per_hour
 
     def service(self, parts: int = 1) -> Service:
-        """Or one of so many equal parts of it."""
+        """The service, or one of so many equal parts of it."""
         prefill = None
         if self.prefill is not None and self.prefill_limits is not None:
             prefill = EnginePool(self.prefill.deployment, self.prefill_limits, self.prefill_replicas // parts)

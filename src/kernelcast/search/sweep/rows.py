@@ -51,7 +51,7 @@ BETTER: Mapping[str, str] = {
 
 
 def weights_digest(conditions: Conditions) -> str:
-    """Of all fitted weights that answer."""
+    """Digest of all fitted weights in use."""
     return _folder_digest(getattr(conditions.predictor, "folder", WEIGHTS))
 
 
@@ -71,7 +71,7 @@ def hourly_prices(gpus: Sequence[Gpu], path: Path | None = None, given: Sequence
 
 @dataclass(frozen=True)
 class SweepJob:
-    """What every worker holds. ``prices``: USD per GPU-hour by GPU id; unknown stays unknown."""
+    """The data of every worker. ``prices``: USD per GPU-hour by GPU id; unknown stays unknown."""
 
     sweep: Sweep
     conditions: Conditions
@@ -92,7 +92,7 @@ class SweepJob:
         return parquet({name: columns[name] for name in COLUMNS})
 
     def _columns(self, block: SettingBlock) -> Columns:
-        """Of every setting: its parameters, and its forecast."""
+        """The columns of every setting: its parameters and its forecast."""
         space = self.space
         setting = space.columns(block)
         unique, which = np.unique(block.deployments, return_inverse=True)

@@ -204,5 +204,5 @@ def run_sweep(
 
 
 def default_chunk(settings: int) -> int:
-    """By the number of settings alone, so that every engine has the same chunks."""
+    """The chunk size, by the number of settings alone, so that every executor has the same chunks."""
     return min(CHUNK_SETTINGS, max(_LEAST, math.ceil(settings / _PARTS)))

@@ -76,7 +76,7 @@ class Space:
         return np.concatenate(kept)
 
     def codes(self, deployments: Integers) -> tuple[Integers, ...]:
-        """Of each deployment: which model, GPU, stack, format, format of the cache, skew and layout."""
+        """Indices of each deployment: model, GPU, stack, format, format of the cache, skew and layout."""
         models = np.searchsorted(self._ends, deployments, side="right")
         rest = deployments - np.concatenate([[0], self._ends])[models]
         codes = []
@@ -110,7 +110,7 @@ class Space:
 
     # ---- settings ----
     def columns(self, block: SettingBlock) -> dict[str, NDArray[Any]]:
-        """Of each setting: its deployment's columns and its sizes."""
+        """The columns of each setting: its deployment's and its sizes."""
         unique, which = np.unique(block.deployments, return_inverse=True)
         return {name: column[which] for name, column in self.deployment_columns(unique).items()} | dict(block.sizes)
 
@@ -121,7 +121,7 @@ class Space:
         return SettingBlock(np.concatenate([part.deployments for part in parts]), sizes)
 
     def _kept_of(self, numbers: Integers) -> tuple[Integers, SettingBlock]:
-        """Of these numbers, those that keep the constraints, and their settings."""
+        """The numbers whose settings keep the constraints, and these settings."""
         sampled = self.sweep.samples is not None
         block = self._sample(numbers, 0) if sampled else self._grid(numbers)
         kept = self._holds(block)

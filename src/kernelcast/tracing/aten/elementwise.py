@@ -109,7 +109,7 @@ def axes_of(tensors: Sequence[Tensor], shape: Sequence[int]) -> int:
 
 
 def _stride(x: Tensor, axis: int) -> int:
-    """Of an axis counted from the end; 0 where the tensor has it not, or once."""
+    """The stride of an axis counted from the end; 0 where the tensor lacks it or its size is 1."""
     if -axis > len(x.shape) or x.shape[axis] == 1:
         return 0
     return x.stride[axis]
@@ -124,8 +124,9 @@ def access(inputs: Sequence[Tensor], out: Tensor) -> str:
 
 
 def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> float:
-    """What comes from memory: whole sectors. A tensor that is strided in the order of the output uses one element of a
-    sector; the next is wanted when the axis that runs along the sector moves on, and is there if L2 held it so long."""
+    """Bytes fetched from memory, in whole sectors. A tensor that is strided in the order of the output uses one element
+    of a sector; the next is wanted when the axis that runs along the sector moves on, and is there if L2 held it so
+    long."""
     axes = coalesced([out, *inputs], out.shape)
     total = 0.0
     for at, x in enumerate(inputs, 1):

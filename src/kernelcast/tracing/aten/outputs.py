@@ -25,7 +25,7 @@ _TO_FLOAT = {"div", "true_divide", "exp", "log", "sin", "cos", "sqrt", "rsqrt", 
 
 
 def outputs_of(op: Op) -> tuple[Tensor, ...] | None:
-    """What ``op`` gives back, or None where no rule says so."""
+    """The outputs of ``op``, or None without a rule."""
     if op.in_place:
         return tuple(op.inputs[:1])
     if op.name in _RULES:

@@ -139,7 +139,7 @@ def _sizes(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, 
 
 
 def channels_last(x: Tensor) -> bool:
-    """As ATen derives it from strides (is_channels_last_strides_2d and _3d)."""
+    """Whether a tensor is channels last, as ATen derives it from strides (is_channels_last_strides_2d and _3d)."""
     if len(x.shape) not in (4, 5) or x.stride[1] == 0:
         return False
     least = 0
@@ -168,7 +168,7 @@ def _converted(x: Tensor, last: bool, settings: OpSettings) -> Iterator[Launch]:
 
 
 def _as_op(name: str, inputs: Sequence[Any], out: Tensor, settings: OpSettings) -> Iterator[Launch]:
-    """What another op of ATen would launch, which a convolution calls inside."""
+    """The launches of another ATen op that a convolution calls."""
     inner = op_launches(Op(name, tuple(inputs), {}, (out,), "kernel", "forward", ""), settings)
     for each in inner.launches:
         yield replace(each, part=_PART)

@@ -53,7 +53,7 @@ def _steps_first(x: Tensor, how: tuple[Any, ...]) -> Iterator[Launch]:
 
 
 def _dropped(x: Tensor, width: int, how: tuple[Any, ...], op: str) -> Iterator[Launch]:
-    """Between two layers, in training."""
+    """Dropout between two layers, in training."""
     layers, dropout, train = how[3], how[5], how[6]
     if train and dropout > 0 and layers > 1:
         yield launch(_PART, op, layers - 1, rows=max(1, x.elements // x.cols), cols=width, dtype=number_format(x))

@@ -105,7 +105,7 @@ def _pool_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
       "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
       "adaptive_max_pool3d_backward")  # fmt: skip
 def _adaptive(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """Of the maximum as of the mean."""
+    """Adaptive pooling, maximum or mean."""
     backward = op.name.endswith("backward")
     x, y = (op.arguments[1], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
     axes = 2 + ("3d" in op.name)
@@ -285,7 +285,7 @@ def _weight_norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("_euclidean_dist")
 def _distances(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """Of all pairs by a product: squares of both sides beside their numbers, then a clamp and a root."""
+    """Distances of all pairs by a matrix product with the squares appended, then a clamp and a root."""
     first, second = op.arguments[:2]
     out = op.outputs[0]
     for x in (first, second):

@@ -20,7 +20,7 @@ _NARROW, _WIDTH = (
 
 @dataclass(frozen=True)
 class OpSettings:
-    """What decides which kernel an op launches, beside its tensors."""
+    """Settings that decide which kernel an op launches, beside its tensors."""
 
     tf32: bool = False  # fp32 products on tensor cores (torch.set_float32_matmul_precision("high"))
     capability: str = "9.0"  # compute capability of the GPU
@@ -64,7 +64,7 @@ def known_ops() -> list[str]:
 
 
 def op_launches(op: Op, settings: OpSettings) -> OpLaunches:
-    """What ``op`` launches."""
+    """The launches of ``op``."""
     rule_of_op = _RULES.get(op.name) or _RULES.get(op.name.rstrip("_"))
     if rule_of_op is not None:
         return OpLaunches(tuple(rule_of_op(op, settings)))
@@ -72,7 +72,7 @@ def op_launches(op: Op, settings: OpSettings) -> OpLaunches:
 
 
 def launch(part: str, op: str, count: float = 1, **given: Any) -> Launch:
-    """Of one of PyTorch's kernels; parameters that are None are left out."""
+    """The launch of one of PyTorch's kernels; parameters that are None are left out."""
     return Launch(part, Call.of(op, {"stack": "torch", **given}), count)
 
 
