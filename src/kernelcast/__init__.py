@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from kernelcast import _moved
 from kernelcast._version import __version__ as __version__
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration, load_calibration
@@ -17,6 +18,8 @@ from kernelcast.forecast.predict import Prediction, predict, predict_many
 from kernelcast.forecast.predict_table import predict_table
 from kernelcast.hardware import Fabric, Gpu, changed, fabric, fabrics, gpu, gpu_ids
 from kernelcast.ops import REGISTRY, Kernel, kernel
+
+_moved.register()
 
 if TYPE_CHECKING:
     from kernelcast.app.api import compare as compare

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.ops.work import Array
-from kernelcast.serving import moved
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import BenchResult, RequestTimes, metrics
 from kernelcast.serving.replay import Rows, measured, named, stage_metrics
@@ -26,9 +24,6 @@ from kernelcast.serving.service import OVERHEADS, Service
 from kernelcast.serving.simulate import Cluster, check
 from kernelcast.serving.step_times import StepTimeTables
 from kernelcast.stacks import Stack
-
-if not TYPE_CHECKING:
-    __getattr__ = moved("calibrate")
 
 # How far servers lie from one another: seconds, or, of factors, in their logarithm
 _SCALE = {"request_s": 0.02, "front_s": 2e-3, "token_s": 2e-6, "step_s": 1e-3, "sequence_s": 2e-5,

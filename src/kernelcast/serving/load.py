@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kernelcast._moved import moved_names
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.serving import moved
-
-if not TYPE_CHECKING:
-    __getattr__ = moved("load")
 
 Pieces = tuple[tuple[int, int], ...]
+
+
+if not TYPE_CHECKING:  # names of 0.2
+    __getattr__ = moved_names(
+        __name__,
+        {"read_bench": "kernelcast.serving.bench.read_bench", "read_trace": "kernelcast.serving.traces.read_trace"},
+    )
 
 
 @dataclass(frozen=True, eq=False)

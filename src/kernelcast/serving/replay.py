@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast._moved import moved_names
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import BenchResult, RequestTimes, StepLog, latencies_ms, metrics, throughput
@@ -20,6 +22,9 @@ LATENCIES, ENDINGS = ("ttft", "tpot", "itl", "e2el"), ("mean", "p50", "p90", "p9
 RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 KEYS = (*(f"{ending}_{name}_ms" for name in LATENCIES for ending in ENDINGS), *RATES)
 VARIANTS = ("likely", "low", "high")
+if not TYPE_CHECKING:  # names of 0.2
+    _HOME = "kernelcast.serving.calibrate"
+    __getattr__ = moved_names(__name__, {"calibrate": f"{_HOME}.calibrate", "part_of": f"{_HOME}.calibration_requests"})
 
 
 @dataclass(frozen=True)

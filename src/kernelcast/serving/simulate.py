@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +16,12 @@ from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.inference.workload import Speculation
 from kernelcast.results import HtmlRepr, Renamed
 from kernelcast.schedule import EvidenceSummary
-from kernelcast.serving import moved
 from kernelcast.serving.engine import Engine
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import LatencyGoals, RequestTimes, StepLog, metrics
 from kernelcast.serving.scheduler import Request, Scheduler
 from kernelcast.serving.service import EnginePool, Service
 from kernelcast.serving.step_times import StepTimeTables, host_time, step_time_tables
-
-if not TYPE_CHECKING:
-    __getattr__ = moved("simulate")
 
 _MATCH, _APART = (
     0.5,
