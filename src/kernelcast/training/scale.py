@@ -13,7 +13,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.results import Interval
+from kernelcast.results import Interval, Renamed
 from kernelcast.schedule import Event, Lane, Memory, Timeline
 from kernelcast.schedule.timeline import INTERFERENCE, Collective, Host, StreamSchedule, schedule_streams
 from kernelcast.tracing.traced import Trace
@@ -120,9 +120,11 @@ class PipelineStage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledStep(StepForecast):
+class ScaledStep(StepForecast, Renamed):
     """A step of ``layout.gpus`` GPUs. The trace is one micro-batch of one data-parallel rank; ``kernels`` are those of
     all stages one after another, and the optimizer's."""
+
+    _renamed = {"cut": "rank_trace", "timetable": "schedule"}
 
     rank_trace: Trace  # as one rank runs it
     layout: TrainingLayout

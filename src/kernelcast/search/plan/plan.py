@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.models.architecture import Architecture
-from kernelcast.results import HtmlRepr
+from kernelcast.results import HtmlRepr, Renamed
 from kernelcast.search.goals import Goal
 from kernelcast.search.plan.bounds import DECODE, PREFILL, EngineBounds, LoadSummary
 from kernelcast.search.plan.search import OnProgress, Search
@@ -50,9 +50,11 @@ class BestEffort:
 
 
 @dataclass(eq=False)
-class Plan(HtmlRepr):
+class Plan(HtmlRepr, Renamed):
     """``choice`` None: nothing meets the goals, and ``best_effort`` comes nearest. Not ``complete``: interrupted, and
     the choice is the best so far."""
+
+    _renamed = {"growth": "headroom", "most": "best_effort", "fallen": "discarded", "grid": "space"}
 
     model: Architecture
     load: Load
