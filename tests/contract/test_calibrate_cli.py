@@ -233,7 +233,7 @@ def test_wrong_runs_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "measurements of 2 GPUs" in said([{**good, "gpu": "l40s"}, {**good, "gpu": "a40"}], "--skip-bad")
     assert "run.json:1 nobody: unknown model 'nobody'" in said({**good, "model": "nobody"})
     assert "run.json:1 llama-3.1-70b: " in said({**good, "model": "llama-3.1-70b"}, "--gpu", "l40s")  # does not fit
-    assert "answers of one token" in said({**good, "output_len": 1})
+    assert "outputs of one token" in said({**good, "output_len": 1})
     assert "a calibration is made of a predictor without one" in said(good, "--gpu", "h200_sxm", "--calibration", path)
     assert "was not measured" in said(good, "--gpu", "h200_sxm", "--set", "dram_bytes_per_s=7e12")
     assert not out.exists()

@@ -387,7 +387,7 @@ def test_a_group_beyond_one_node_uses_the_network_between() -> None:
     ("name", "layout", "said"),
     [
         ("llama-3.1-8b", {"tp": 3}, "tp 3 does not divide the 32 heads of llama-3.1-8b"),
-        ("phi-3-medium", {"tp": 4}, "tp 4 does not divide the 10 key-value heads of phi-3-medium"),
+        ("phi-3-medium", {"tp": 4}, "tp 4 and the 10 key-value heads of phi-3-medium: neither divides the other"),
         ("llama-3.1-8b", {"tp": 2, "ep": 2}, "ep 2: llama-3.1-8b has no experts"),
         ("mixtral-8x7b", {"tp": 16, "ep": 16}, "ep 16 does not divide 8 experts"),
         ("mixtral-8x7b", {"ep": 2}, "ep 2 does not divide the 1 GPUs of tp x dp"),

@@ -40,7 +40,7 @@ def reference_gpu() -> dict[str, Any]:
 
 def campaign_ratio(name: str) -> tuple[float, str]:
     """The factor for a measured number, and its note: 1 where the reference was not measured both ways.
-    Formats of cuBLAS that campaigns lack, and runs that last, go with 16 bits."""
+    Formats of cuBLAS that campaigns lack, and sustained runs, use the 16-bit ratio."""
     table, _, dtype = name.partition(".")
     measured = reference_gpu()[table].get(dtype) if dtype else reference_gpu()[name]
     known = gpu(reference_gpu()["gpu"]).number(name)

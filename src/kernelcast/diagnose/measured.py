@@ -23,7 +23,7 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class MeasuredKernel:
-    """One kernel, copy or memset: the mean of alike launches. Empty and 0 where the file does not say."""
+    """One kernel, copy or memset: the mean of equal launches. Empty and 0 where the file does not say."""
 
     name: str
     time_us: float
@@ -49,7 +49,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MeasuredCall:
-    """An op with all the kernels that it launched (a kernel alone, where no op is known), ``count`` times alike.
+    """An op with all the kernels that it launched (a kernel alone, where no op is known), ``count`` times.
 
     Times are means of one call. ``calls`` are the kernel calls of the op; where there are none, ``unmatched`` says why.
     """

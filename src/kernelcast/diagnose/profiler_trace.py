@@ -117,7 +117,7 @@ class _Ops:
         return self._parents.get(id(self._launch.get(arg(event, "correlation"))))
 
     def owner(self, event: Event) -> Event | None:
-        """The nearest op around the launch that a rule knows; else the innermost."""
+        """The nearest op around the launch that has a rule; else the innermost."""
         first = self._named.get(arg(event, "External id")) or self._around_launch(event)
         for op in self._outwards(first):
             name = str(op["name"]).removeprefix("aten::")

@@ -25,7 +25,7 @@ class Batch:
 
     new: tuple[int, ...]
     past: tuple[int, ...]
-    head_rows: int = 1  # logits that each sequence needs: one, or all new tokens where guesses are checked
+    head_rows: int = 1  # logits that each sequence needs: one, or all new tokens where draft tokens are verified
 
     def __post_init__(self) -> None:
         if not self.new or len(self.new) != len(self.past):
@@ -84,8 +84,8 @@ class BatchTraits:
     uniform_new: bool  # all sequences have as many new tokens
     uniform: bool  # and as long a past: attention takes one size for all, else a list
     has_past: bool  # some sequence has a past
-    absorbed: bool  # so few new tokens that MLA runs in its absorbed form
-    decodes: bool  # so few, after a past, that a step of decode is meant
+    absorbed: bool  # so few new tokens that MLA runs with absorbed weights
+    decodes: bool  # so few new tokens after a past that it is a decode step
 
 
 def _traits(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_past: Any) -> tuple[Any, ...]:

@@ -170,7 +170,7 @@ def _check_mixer(mixer: Mixer, tp: int, name: str) -> None:
     if heads % tp:
         raise KernelcastError(f"tp {tp} does not divide the {heads} heads of {name}")
     if isinstance(mixer, SelfAttention | BlockSparseAttention) and mixer.kv_heads % tp and tp % mixer.kv_heads:
-        raise KernelcastError(f"tp {tp} does not divide the {mixer.kv_heads} key-value heads of {name}, nor they it")
+        raise KernelcastError(f"tp {tp} and the {mixer.kv_heads} key-value heads of {name}: neither divides the other")
     if isinstance(mixer, CompressedAttention) and mixer.o_groups % tp:
         raise KernelcastError(f"tp {tp} does not divide the {mixer.o_groups} groups of heads of {name}'s output")
 

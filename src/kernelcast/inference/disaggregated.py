@@ -101,7 +101,7 @@ class PhaseWorkers:
 
 @dataclass(frozen=True)
 class DisaggregatedDeployment:
-    """Both pools, and the requests, which are all alike."""
+    """Both pools, and the requests, which are all equal."""
 
     prefill: PhaseWorkers
     decode: PhaseWorkers

@@ -21,7 +21,7 @@ __all__ = ["Deployment", "forward", "forward_many", "head_rows"]
 
 
 def forward(deployment: Deployment, batch: Batch, *, in_order: bool = False) -> list[Launch]:
-    """The calls of one pass on one GPU, all stages of a pipeline together; layers that are alike once with their count,
+    """The calls of one pass on one GPU, all stages of a pipeline together; equal layers once with their count,
     or ``in_order`` one after another."""
     return list(_launches(PassContext(deployment, batch.sizes(head_rows(deployment, batch))), in_order))
 

@@ -145,7 +145,7 @@ def _whole(number: Any) -> Any:
 
 
 def mixer_launches(ctx: PassContext, mixer: Mixer, count: int) -> Iterator[Launch]:
-    """The kernels of ``count`` alike mixers."""
+    """The kernels of ``count`` equal mixers."""
     yield from _LAUNCHES[type(mixer)](ctx, mixer, count)
 
 

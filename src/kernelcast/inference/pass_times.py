@@ -280,7 +280,7 @@ class PassTimes(PassKernels):
         self.rounds = np.where(self.decodes, np.maximum(parts, layout.pp), parts + layout.pp - 1) / layout.pp
 
     def predict(self, times: TableForecast, host: Scale = UNSCALED) -> None:
-        """``intervals_s``: time, low, high of each pass. ``host``: what measured runs say of the host."""
+        """``intervals_s``: time, low, high of each pass. ``host``: the host's scales from measured runs."""
         super().predict(times)
         self.stack, self.host_range = self.deployment.stack.with_host(host.factor), [x**host.reach for x in HOST_RANGE]
         kernels = self.kernels_s * self.rounds

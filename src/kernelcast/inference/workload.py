@@ -99,7 +99,7 @@ class Workload:
 
     @cached_property
     def uniform_request(self) -> RequestLengths | None:
-        """One request, where all are alike."""
+        """One request, where all are equal."""
         first = RequestLengths(self.inputs[0], self.outputs[0], self.past[0])
         columns = zip((self.inputs, self.outputs, self.past), first, strict=True)
         return first if all(column.count(value) == len(column) for column, value in columns) else None

@@ -94,7 +94,7 @@ class Architecture:
     mtp_module: tuple[LayerRun, ...] = ()  # the layers of one of them
     joins_target: bool = False  # such a module itself (``draft_of``)
     vision_encoder: VisionEncoder | None = None  # of which these are the layers (``vision_encoders``)
-    unread: tuple[str, ...] = ()  # fields of the config that hint at what this reader does not know
+    unread: tuple[str, ...] = ()  # fields of the config that hint at layers that are not modelled
 
     @property
     def layer_count(self) -> int:

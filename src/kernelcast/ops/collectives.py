@@ -23,7 +23,7 @@ from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 # 2 one_shot: every GPU reads from all others at once (custom all-reduce of vLLM, SGLang, TensorRT-LLM).
 # 3 two_shot: reduce-scatter, then all-gather, each in one shot (the same libraries).
 # 4 in_switch: NVSwitch adds (NVLink SHARP, PTX multimem.ld_reduce).
-# 5 by_node: GPUs of a node share out the message, and each sends its part to its like in other nodes (NCCL's rings and
+# 5 by_node: GPUs of a node split the message, and each sends its part to its peer in other nodes (NCCL's rings and
 #   trees cross nodes so, each over another port).
 ALGORITHMS = ("ring", "tree", "one_shot", "two_shot", "in_switch", "by_node")
 _NODE_GPUS = 8.0  # of HGX, DGX and most servers: one port each
@@ -95,7 +95,7 @@ class _Collective(Kernel):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        """A call that names no link uses the GPU's link, not whichever was measured."""
+        """A call that names no link uses the GPU's link, not the link that was measured."""
         return {**super().configuration(calls), "fabric": calls.choice("fabric") or _GPU_LINK}
 
     @classmethod

@@ -214,7 +214,7 @@ class _DeepEp(Exchange):
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        """Evidence is kept by the type of network: a file counts as the catalogued one."""
+        """Evidence is kept by the type of network: a file is of the catalogued type that it derives from."""
         named = configuration["fabric"]
         return {**super().with_defaults(configuration, gpu), "fabric": None if named is None else fabric_type(named)}
 

@@ -118,7 +118,7 @@ def selected_kernel(
     op: str, configuration: Configuration, gpu: Gpu, requested: str | None, measured: tuple[str, ...] = ()
 ) -> SelectedKernel:
     """The kernel of a call of this configuration, defaults filled in. ``requested``: the backend that the call itself
-    names; ``measured``: sources of the evidence that it rests on."""
+    names; ``measured``: sources of its evidence."""
     table, backend, dtype = kernel_choices(), configuration.get("backend"), str(configuration["dtype"])
     entry = kernel_choice(
         configuration.get("stack"), gpu, op, dtype, configuration.get("kv_dtype"), phase=configuration.get("phase")

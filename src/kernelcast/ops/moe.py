@@ -90,7 +90,7 @@ class Moe(GroupedKernel):
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
-        """Random routing counts as the skew that stands in for it."""
+        """Random routing is treated as its equivalent skew."""
         sizes = super().sizes(calls)
         return {**sizes, "skew": _similar_skew(calls)} if calls.choice("routing") == "random" else sizes
 

@@ -101,7 +101,7 @@ INDEX_PAIR_BYTES = 2 * INDEX_BYTES  # an index and where it stood
 
 
 _THREADS = 128.0
-_BURST_BYTES = 64.0  # the least that DRAM hands out
+_BURST_BYTES = 64.0  # the smallest transfer of DRAM
 # Elements of a thread, serially, each its index and then its value: cycles of both. An H200 takes 9 us for
 # one CTA and 196 us for the 30 rounds of 64e6 elements scattered, 207 for as many of index_put.
 _SCATTER_ELEMENTS, _SCATTER_CYCLES = 8.0, 1500.0  # _scatter_gather_elementwise_kernel<128, 8>

@@ -262,7 +262,7 @@ def _made_again(path: Path, result: Mapping[str, Any], seed: int) -> tuple[Load,
 
 
 def _lengths(result: Mapping[str, Any], side: str, total: int, count: int, seed: int) -> NDArray[np.int64]:
-    """All alike, or spread as SGLang's random dataset spreads them: evenly from a share of the length to the length."""
+    """Equal lengths, or those of SGLang's random dataset: uniform from a share of the length to the length."""
     longest, ratio = _number(result.get(f"random_{side}_len")), _number(result.get("random_range_ratio"))
     random = str(result.get("dataset_name", "")).startswith("random")
     if bench_format(result) == "sglang" and random and longest is not None and ratio is not None and ratio < 1:

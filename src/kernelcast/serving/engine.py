@@ -27,7 +27,7 @@ class _RunningSteps:
 
 
 class Engine:
-    """``next_s``: when the running steps end, infinity where it is idle. ``log`` is called after alike steps with
+    """``next_s``: when the running steps end, infinity where it is idle. ``log`` is called after equal steps with
     (start, end, steps, decoding sequences, prompt tokens, the engine)."""
 
     def __init__(self, ranks: list[Scheduler], times: StepTimes, variant: str,
@@ -141,7 +141,7 @@ class Engine:
             rank.held = hold
 
     def _mixed_s(self, steps: list[SchedulerStep | None]) -> float:
-        """The heaviest rank's step; all run as many tokens as it."""
+        """The step of the busiest rank; all ranks run as many tokens."""
         longest = 0.0
         for rank, step in zip(self.ranks, steps, strict=True):
             if step is None:

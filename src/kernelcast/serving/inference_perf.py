@@ -261,8 +261,8 @@ _LEAST_CHARACTERS = 64  # some 16 tokens, a block of a server's cache: shorter p
 def shared_by_text(prompts: Sequence[str], inputs: NDArray[np.int64]) -> tuple[Pieces, ...]:
     """Pieces of each prompt that another begins with too; characters count as tokens do on average in the prompt.
 
-    Prompts that begin alike stand together in a sorted list: a group shares its shortest common beginning, and falls
-    apart into smaller groups that share more.
+    Prompts with a common prefix are neighbours in a sorted list: a group shares its shortest common beginning, and
+    falls apart into smaller groups that share more.
     """
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     alike = np.array([0, *(_alike(prompts[a], prompts[b]) for a, b in pairwise(order))])

@@ -33,7 +33,7 @@ class KvCacheBlocks:
         self._nodes: dict[tuple[PrefixNode | None, int], PrefixNode] = {}
         self._queue: deque[tuple[int, PrefixNode | None, int]] = (
             deque()
-        )  # freed: blocks, of a node (or nobody's), its entry
+        )  # freed: blocks, their node (or None), its entry
         self._unused = count  # never used, which are taken first
         self._entries = 0
 

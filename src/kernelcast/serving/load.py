@@ -318,9 +318,7 @@ class Lengths:
         if not 0 <= self.std < math.inf:
             raise KernelcastError(f"a standard deviation of lengths is 0 or more, not {self.std:g}")
         if self.low < 1 or (self.high and self.high < self.low):
-            raise KernelcastError(
-                f"lengths lie between 1 or more and no less than that, not {self.low} and {self.high}"
-            )
+            raise KernelcastError(f"lengths need 1 <= low <= high, not {self.low} and {self.high}")
 
     def draw(self, count: int, draws: np.random.Generator) -> Tokens:
         if self.distribution == "fixed":

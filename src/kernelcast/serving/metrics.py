@@ -63,7 +63,7 @@ def throughput(inputs: NDArray[np.int64], outputs: NDArray[np.int64], duration_s
 
 @dataclass(frozen=True, eq=False)
 class LatencyGoals:
-    """Latencies that a request must keep to count as good, in seconds; None: any."""
+    """Latency goals of a request for goodput, in seconds; None: no goal."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -225,12 +225,12 @@ class BenchResult:
     load: Load
     exact: bool  # the load is what was sent, request by request; else made again from rates and mean lengths
     metrics: Mapping[str, float]  # by vLLM's names
-    server: Mapping[str, Any] = field(default_factory=dict)  # what the file says of it: model, tp, max_num_seqs, ..
+    server: Mapping[str, Any] = field(default_factory=dict)  # settings in the file: model, tp, max_num_seqs, ..
     ttft_s: Seconds | None = None
     e2el_s: Seconds | None = None
     itls: tuple[Seconds, ...] = ()
     stages: tuple[Mapping[str, float], ...] = ()  # metrics of the stages of the load
-    notes: tuple[str, ...] = ()  # what a reader should know of the load
+    notes: tuple[str, ...] = ()  # notes on the load
 
 
 def server_settings(source: Mapping[str, Any]) -> dict[str, Any]:

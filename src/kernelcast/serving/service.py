@@ -168,7 +168,7 @@ ROUTERS = ("round_robin", "least_loaded", "cache_aware")
 
 @dataclass(frozen=True)
 class EnginePool:
-    """Engines that are alike. ``settings`` not given: those of the stack's launcher."""
+    """Equal engines. ``settings`` not given: those of the stack's launcher."""
 
     deployment: Deployment
     settings: EngineSettings = field(default=None)  # type: ignore[assignment]  # never None once it is made

@@ -324,7 +324,7 @@ def check(service: Service, load: Load) -> None:
 def _check_pool(pool: EnginePool, load: Load) -> None:
     model, settings = pool.deployment.model, pool.settings
     if model.kind == "encoder":
-        raise KernelcastError(f"{model.name} is an encoder: it writes no tokens and is served without a queue of them")
+        raise KernelcastError(f"{model.name} is an encoder: it generates no tokens, and serving it is not simulated")
     if load.longest > model.max_context:
         raise KernelcastError(
             f"a request of {load.longest:,} tokens exceeds the context of {model.name}, {model.max_context:,}"

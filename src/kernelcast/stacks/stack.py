@@ -59,7 +59,7 @@ class Stack(Library):
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
     prompt_factor: float = 1.0  # measured over forecast time of a prefill, where a server was measured
     decode_factor: float = 1.0  # the same of a decode step
-    spread: float = 0.0  # share that steps of a measured server are off by, either way; 0: as far as forecasts may be
+    spread: float = 0.0  # relative error of steps of a measured server, either way; 0: the forecast's interval
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention

@@ -41,7 +41,7 @@ BIAS_ALIGNMENT = 8  # elements: where rows of a bias start for the memory-effici
 
 
 def _fused_attention(a: SimpleNamespace) -> Any:
-    """One kernel, whichever library has it on the GPU."""
+    """One kernel, of any library."""
     learned = a.attn_mask is not None and a.attn_mask.requires_grad and torch.is_grad_enabled()
     if not _one_kernel(a.query, a.key, a.value, a.attn_mask, a.enable_gqa, learned):
         return _attention_in_parts(a)

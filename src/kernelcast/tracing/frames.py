@@ -1,5 +1,5 @@
 """The Python frames of a traced program: the line of the user's code in which something is wrong, and the calls of
-Python functions that a model makes, which the host's time between ops goes with."""
+Python functions that a model makes, which the host's time between ops is proportional to."""
 
 from __future__ import annotations
 

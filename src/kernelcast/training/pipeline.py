@@ -84,7 +84,7 @@ def _layer_name(path: str) -> str:
 
 
 def parts(layer_map: LayerMap, unit_s: Sequence[float], count: int, given: Sequence[int] | None = None) -> list[int]:
-    """The part of each unit when the layers are split into ``count`` runs; what comes before and behind goes with the
+    """The part of each unit when the layers are split into ``count`` runs; what comes before and after is in the
     first and the last. ``given``: layers of each part; else the slowest part is as fast as it can be."""
     layers = layer_map.count
     if count == 1:

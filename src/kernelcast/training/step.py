@@ -43,7 +43,7 @@ from kernelcast.training.memory import check_fits, step_memory
 
 @dataclass(frozen=True, slots=True)
 class OpKernels(KernelTime):
-    """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
+    """The kernels that one op of a trace launches. ``by_bytes``: no rule for the op."""
 
     op: Op = field(kw_only=True)
     by_bytes: bool = field(kw_only=True)
@@ -163,7 +163,7 @@ class LaunchQueue:
 
 
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
-# inputs for every call, so that is the state the learned predictor knows best.
+# inputs for every call, so the learned predictor is most accurate in that state.
 STEP = Conditions(input_rotation=np.inf)
 # Error of whole steps beyond the intervals of their kernels (clocks, caches, kernels that no campaign has): of our 73
 # measured steps eight of ten had kernels that took 0.91 to 1.06 times the predicted sum when this was set, and take
@@ -317,7 +317,7 @@ class Step(StepForecast):
 
     @property
     def by_bytes(self) -> dict[str, float]:
-        """Ops that no rule knows, with their seconds: they count as the bytes they move."""
+        """Ops without a rule, with their seconds: they are timed by the bytes they move."""
         seconds: dict[str, float] = {}
         for kernel in self.kernels:
             if kernel.by_bytes:

@@ -141,7 +141,7 @@ def _reach(left_out: NDArray[np.float64], before: tuple[float, float]) -> tuple[
 
 
 MAX_POINTS = 1500  # more rows than that count through a sample
-_FEW_POINTS = 256  # that say how sure a correction is
+_FEW_POINTS = 256  # that set the uncertainty of a correction
 _SEARCH_ROWS = 350  # that choose the setting
 _DEGREES = 4.0  # of freedom of the noise
 _ROUNDS = 3
@@ -203,7 +203,7 @@ class ProcessFit:
     """The posterior given the measured errors, and the held-out residual of each row."""
 
     weights: Doubles  # (rows,)
-    few: NDArray[np.intp]  # rows that say how sure a correction is
+    few: NDArray[np.intp]  # rows that set the uncertainty of a correction
     factor: Doubles  # the inverse of the Cholesky factor of their covariance
     left_out: Doubles  # (rows,) held-out residual: its group is predicted from the others
     spread: Doubles  # (rows,) its standard deviation, as the process has it

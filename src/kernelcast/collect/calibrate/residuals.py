@@ -84,7 +84,7 @@ def measured_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
             raise KernelcastError("which GPU was measured? give it with `gpu`, or in a column 'gpu'")
         return wanted
     cells = {str(cell).strip() for cell in columns["gpu"] if cell is not None and str(cell).strip()}
-    names = (wanted.id, wanted.known_as) if wanted else ()  # of a file, which the catalogue does not know
+    names = (wanted.id, wanted.known_as) if wanted else ()  # from a file, not in the catalogue
     gpus = sorted({wanted.known_as if wanted and cell in names else gpu(cell).id for cell in cells})
     if len(gpus) > 1:
         raise KernelcastError(f"measurements of {len(gpus)} GPUs ({', '.join(gpus)}): a calibration is of one")

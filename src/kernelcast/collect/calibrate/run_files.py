@@ -172,7 +172,7 @@ def static_batch(record: RunRecord, target: Gpu) -> tuple[Deployment, Workload]:
     inputs, outputs = _lengths(parameters, deployment)
     cached = len(inputs) * (parameters["cached"],) if parameters.get("cached") else ()
     if max(outputs) == 1 and not {"ttft_s", "prefill_s", "total_s"} & set(record.measured):
-        raise KernelcastError(f"{record.name}: answers of one token are not decoded: there is no time per token")
+        raise KernelcastError(f"{record.name}: outputs of one token are not decoded: there is no time per token")
     return deployment, Workload(inputs, outputs, cached, parameters.get("chunk"), speculation)
 
 

@@ -42,7 +42,7 @@ def next_calls(
     conditions: Conditions = DEFAULT,
     calibration: Calibration | None = None,
 ) -> Selection:
-    """``count`` of the candidate calls (columns as in any table), after what a calibration knows already."""
+    """``count`` of the candidate calls (columns as in any table), given the calls of an existing calibration."""
     if calibration is not None:
         calibration.check_gpu(target.known_as)
     base = conditions.loaded_predictor
@@ -90,7 +90,7 @@ class _Candidates:
         self.among = prior.covariance(pool, pool, setting)
         self.across = prior.covariance(pool, reference, setting)
         self.left = prior.variance(reference, setting)
-        if known is not None and points is not None:  # on the calls that say how sure a calibration is
+        if known is not None and points is not None:  # on the calls that set the uncertainty of a calibration
             mine, theirs = (prior.covariance(c, points, setting) @ known.factor.T for c in (pool, reference))
             self.among -= mine @ mine.T
             self.across -= mine @ theirs.T
@@ -134,7 +134,7 @@ class _Candidates:
 def _with_calibrated(
     rows: Residuals, prior: Prior, known: FamilyCalibration | None
 ) -> tuple[CallPoints, CallPoints | None]:
-    """The candidates, and the calls that a calibration knows, numbered by the same labels."""
+    """The candidates, and the calls of a calibration, numbered by the same labels."""
     if known is None:
         return rows.placed(prior), None
     few, count = known.few, len(rows)

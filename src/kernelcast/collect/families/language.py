@@ -10,7 +10,7 @@ from kernelcast.ops.optimizer import FUNCTIONS
 
 _CUDNN_SHARE = 0.03  # cuDNN builds a plan for every new shape, which takes most of a second
 _HEAD_DIMS = (64, 128)
-# Few enough to compile: what tuned files of serving engines hold, and some that nobody would choose.
+# Few enough to compile: configs of serving engines' tuned files, and some poor ones.
 _BLOCKS = tuple(
     (m, n, k, group, 8 if m * n >= 16384 else 4, stages)
     for m in (16, 32, 64, 128)

@@ -40,7 +40,7 @@ class NotMeasurableError(KernelcastError):
 
 
 def prepared(call: Kernel, pool: TensorPool) -> Prepared:
-    """The launches of a call; its op, library and backend decide who launches it."""
+    """The launches of a call; its op, library and backend select the runner."""
     from kernelcast.collect.runners import flashinfer, indexed, memory, products, recurrent, triton, vision
 
     by_stack = {"flashinfer": (flashinfer,), None: (triton,)}

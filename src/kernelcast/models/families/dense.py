@@ -1,4 +1,4 @@
-"""Model types without experts: llama and its like, Gemma, and the older ones with learned positions."""
+"""Model types without experts: llama-like models, Gemma, and the older ones with learned positions."""
 
 from __future__ import annotations
 

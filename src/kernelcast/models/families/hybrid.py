@@ -72,7 +72,7 @@ def _nemotron_blocks(f: Fields) -> list[str]:
 
 
 def _nemotron_mixer(f: Fields, block: str) -> Mixer | None:
-    """Attention is without rope and biases: the state-space layers know positions."""
+    """Attention has no rope and no biases: the state-space layers encode positions."""
     if block == "attention":
         return without_rope(attention(f, qkv_bias=False, out_bias=False))
     if block != "mamba":

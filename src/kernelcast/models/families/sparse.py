@@ -136,7 +136,7 @@ def _ernie_experts(f: Fields) -> list[Mlp]:
 
 
 def _hunyuan_experts(f: Fields) -> Experts:
-    """One shared block as wide as an expert, whatever num_shared_expert says of 1 (Tencent's own code)."""
+    """One shared block, num_shared_expert times intermediate_size wide (as in Tencent's own code)."""
     wide = f.uniform_count("moe_intermediate_size") if f.value("moe_intermediate_size") else None
     return Experts(
         experts=f.count("num_experts"),

@@ -234,7 +234,7 @@ class Search:
         return most
 
     def _walk(self, candidate: ServiceCandidate, pair: EnginePair) -> str:
-        """One more, or an eighth more, of those that are short, until the goals are met or it is too dear."""
+        """One more, or an eighth more, of those that are short, until the goals are met or it costs too much."""
         while not (why := self._beyond(candidate)):
             run = self.simulator.quick(candidate)
             if run.share <= MARGIN:

@@ -44,9 +44,9 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         if self.max_gpus < 1:
-            raise KernelcastError(f"--max-gpus is 1 or more, not {self.max_gpus}")
+            raise KernelcastError(f"`max_gpus` is 1 or more, not {self.max_gpus}")
         if not self.gpus:
-            raise KernelcastError("no GPU has a price: give --price GPU=USD per hour, or --prices FILE")
+            raise KernelcastError("no GPU has a price: give `price` GPU=USD per hour, or `prices` FILE")
 
     def engines(self, model: Architecture, context: int, discarded: Counter[str]) -> Iterator[EngineOption]:
         """Every engine that holds the model; what does not is counted in ``discarded``."""

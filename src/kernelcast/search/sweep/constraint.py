@@ -65,7 +65,7 @@ class Constraint:
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr, columns: Columns) -> Any:
         if type(op) not in _COMPARED:
-            raise self._refused("it compares otherwise")
+            raise self._refused("this comparison is not supported")
         listed = isinstance(op, ast.In | ast.NotIn)
         if listed and not isinstance(right, ast.List | ast.Tuple):
             raise self._refused("after in comes a list in brackets")

@@ -203,7 +203,7 @@ def _parts(call: _Attention, settings: OpSettings) -> Iterator[Launch]:
     if call.dropout > 0:
         yield launch("attention", "dropout", rows=call.pairs // keys, cols=keys, dtype="fp32")
     yield product(length, call.value.shape[3], keys)
-    if call.half:  # the weights are handed out in the format of the query too
+    if call.half:  # the weights are returned in the format of the query too
         yield launch("attention", "copy", rows=call.pairs // keys, cols=keys, dtype="fp32", to=call.query.dtype)
     yield from _cast(call.query, back=True)
 

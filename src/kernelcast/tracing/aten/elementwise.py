@@ -21,7 +21,7 @@ from kernelcast.tracing.aten.table import (
 )
 from kernelcast.tracing.traced import Op, Tensor
 
-SECTOR_BYTES = 32.0  # the least that DRAM and L2 hand out
+SECTOR_BYTES = 32.0  # the smallest transfer of DRAM and L2
 _SAME_NAME = (
     "add sub mul div neg relu gelu silu sigmoid tanh exp log sin sqrt rsqrt clamp where masked_fill fill "
     "gelu_backward silu_backward sigmoid_backward tanh_backward"

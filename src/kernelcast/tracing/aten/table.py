@@ -36,7 +36,7 @@ class OpSettings:
 
 @dataclass(frozen=True)
 class OpLaunches:
-    """The kernel calls of an op. ``by_bytes``: it is in no rule, so that it counts as what it moves."""
+    """The kernel calls of an op. ``by_bytes``: no rule for it, so it is timed by the bytes that it moves."""
 
     launches: tuple[Launch, ...]
     by_bytes: bool = False
@@ -159,7 +159,7 @@ def pointwise(
 
 
 def by_bytes(op: Op) -> Launch:
-    """An op that no rule knows: every input read once, every output written once."""
+    """An op without a rule: every input read once, every output written once."""
     inputs = {x.storage: x for x in op.inputs}.values()
     outputs = op.outputs or tuple(op.inputs[:1])
     largest = max((*op.inputs, *outputs), key=lambda x: x.elements)
@@ -197,7 +197,7 @@ def _convolution_backward(op: Op) -> int:
     total = 0
     if wanted[0]:  # the gradient convolved with the weights, transposed
         total += _convolution(grad, weight, x, not transposed)
-    if wanted[1]:  # input and gradient convolved, over the batch; the counter knows no groups here
+    if wanted[1]:  # input and gradient convolved, over the batch; the counter ignores groups here
         over, by = (grad, x) if transposed else (x, grad)
         total += int(2 * over[1] * math.prod(weight[2:]) * math.prod(by))
     return total
