@@ -38,10 +38,10 @@ def completing() -> bool:
 
 
 def completed_line() -> Sequence[str]:
-    """The finished words of the line that a shell completes, without the program's name."""
+    """The finished arguments of the line that a shell completes, without the program's name."""
     line = next((os.environ[name] for name in _LINES if name in os.environ), "")
-    words = line.split()
-    return words[1:] if line.endswith((" ", "\n", "\t")) else words[1:-1]
+    arguments = line.split()
+    return arguments[1:] if line.endswith((" ", "\n", "\t")) else arguments[1:-1]
 
 
 def _version(wanted: bool) -> None:
@@ -78,9 +78,9 @@ def build(only: str | None = None) -> typer.Typer:
     return app
 
 
-def module_of(words: Sequence[str]) -> str | None:
-    """The module of the command that ``words`` begin with; None: none of ours, or all are needed."""
-    name = MODULES.get(words[0], words[0]) if words else ""
+def module_of(arguments: Sequence[str]) -> str | None:
+    """The module of the command that ``arguments`` begin with; None: none of ours, or all are needed."""
+    name = MODULES.get(arguments[0], arguments[0]) if arguments else ""
     return name if name in COMMANDS else None
 
 

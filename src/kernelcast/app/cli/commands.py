@@ -103,7 +103,7 @@ def with_flags(message: str, params: Iterable[Any]) -> str:
              for param in params}  # fmt: skip
 
     def flag(match: re.Match[str]) -> str:
-        if match[2] and not str(flags.get(match[2])).startswith("--"):  # an argument, or an ordinary word
+        if match[2] and not str(flags.get(match[2])).startswith("--"):  # an argument, or plain text
             return match[0]
         return str(flags.get(match[1] or match[2] or match[3], match[0]))
 
@@ -111,7 +111,7 @@ def with_flags(message: str, params: Iterable[Any]) -> str:
 
 
 def tidy(args: list[str], switches: dict[str, str]) -> list[str]:
-    """Dashes for underscores in option names; '--switch word' as '--switch' or '--no-switch'."""
+    """Dashes for underscores in option names; '--switch value' as '--switch' or '--no-switch'."""
     result: list[str] = []
     for arg in args:
         name, equals, value = arg.partition("=")
@@ -224,7 +224,7 @@ def is_written(param: Any) -> bool:
 
 # ---- a progress bar on stderr, for commands that take their time ----
 class ProgressReport(Protocol):
-    """Reports how far a task is; ``extra``: a few words beside its name."""
+    """Reports how far a task is; ``extra``: text beside its name."""
 
     def __call__(self, done: int, total: int, extra: str = "") -> None: ...
 
@@ -261,7 +261,7 @@ def progress_bar(*, transient: bool = False) -> Iterator[Callable[[str], Progres
 # ---- what a shell offers after Tab: names of GPUs, models, ops and stacks ----
 @dataclass(frozen=True)
 class Item:
-    """A word that may come next, as Typer shows it to shells."""
+    """A completion, as Typer shows it to shells."""
 
     value: str
     type: str = "plain"

@@ -25,4 +25,4 @@ def diagnose(question: DiagnoseQuestion, plot: Plot = None, json: Json = False) 
 
     if plot:  # first, as it may lack Matplotlib
         write_roofline(result, plot)
-    print_result(result, json, fields, lambda found: print_diagnosis(found, question.file.name, question.top))
+    print_result(result, json, fields, lambda diagnosis: print_diagnosis(diagnosis, question.file.name, question.top))

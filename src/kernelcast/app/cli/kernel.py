@@ -1,4 +1,4 @@
-"""``kernelcast kernel OP``: one call. A sub-command an op, made from the op's own parameters when it is asked for."""
+"""``kernelcast kernel OP``: one call. A sub-command an op, made from the op's parameters when it is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_THE_OP = ("op", "parameters")
 
 
 class OpGroup(CommandGroup):
-    """Its commands are the registry; only the one that is asked for is made."""
+    """Its commands are the registry; only the one that is used is made."""
 
     noun = "op"
 
@@ -52,7 +52,7 @@ def _kernel(ctx: typer.Context) -> None:
 
 def op_command(cls: type[Kernel]) -> Any:
     """The Typer command of one op: an option for each of its parameters, and those of every kernel call."""
-    around = [one for one in command_parameters(KernelQuestion) if one.name not in _OF_THE_OP]
+    around = [each for each in command_parameters(KernelQuestion) if each.name not in _OF_THE_OP]
     around.append(bound("json", shared.Json, False))
     taken = {parameter.name for parameter in around}
     parameters = [*(_option(spec) for spec in parameters_of(cls).values() if spec.name not in taken), *around]
@@ -141,5 +141,5 @@ def _folded(options: list[str], op: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Typer reads [words] in help as markup; ours are indices."""
+    """Typer reads [text] in help as markup; ours are indices."""
     return text.replace("[", r"\[")

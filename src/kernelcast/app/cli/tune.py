@@ -121,7 +121,7 @@ def _machine(question: TuneQuestion) -> tuple[Gpu, Measure | None, str]:
     target, dtype = resolve_gpu(question.gpu, question.set), question.dtype
     refuse_unknown("dtype", [dtype], _DTYPES)
     if question.no_measure:
-        return target, None, "Not measured, as asked: these are the predicted best."
+        return target, None, "Not measured, as requested: these are the predicted best."
     try:
         import torch
         import triton  # noqa: F401

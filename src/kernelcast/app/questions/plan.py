@@ -165,7 +165,7 @@ class PlanQuestion(LoadParameters, SearchParameters, GoalParameters):
     model: shared.ModelName
 
     def answer(self, report: OnProgress | None = None) -> Plan:
-        """The plan. ``report`` is told how many engines are forecast, of how many."""
+        """The plan. ``report`` gets how many engines are forecast, of how many."""
         from kernelcast.search.plan.plan import plan
 
         model, goals = shared.resolve_model(self.model), self.goals

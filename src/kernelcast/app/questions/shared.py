@@ -26,7 +26,7 @@ INPUT_LEN, OUTPUT_LEN = 1024, 128  # as in `vllm bench serve`
 
 
 def names_of(module: str, attribute: str, *more: str) -> Iterable[str]:
-    """Names of a catalogue, imported when they are asked for."""
+    """Names of a catalogue, imported on first use."""
     names = getattr(import_module(f"kernelcast.{module}"), attribute)
     return (*(names() if callable(names) else names), *more)
 

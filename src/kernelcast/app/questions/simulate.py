@@ -190,7 +190,7 @@ class SimulateQuestion(LoadParameters, ServiceParameters):
     intervals: shared.Intervals = True
 
     def answer(self, report: Report | None = None) -> Simulation:
-        """The simulation. ``report`` is told which run is under way, how many of its requests are done, of how many."""
+        """The simulation. ``report`` gets which run is under way, how many of its requests are done, of how many."""
         from kernelcast.serving.simulate import simulate
 
         goals, model = parse_goals(self.goodput or ()), shared.resolve_model(self.model)

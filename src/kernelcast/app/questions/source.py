@@ -1,4 +1,4 @@
-"""A question as the command and as the Python lines that ask it, without what is as usual; and the types of ``api``.
+"""A question as a command and as Python, without defaults; and the types of ``api``.
 
 ``python -m kernelcast.app.questions.source`` writes ``api.pyi`` anew; a test compares it.
 """

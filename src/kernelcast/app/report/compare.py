@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from kernelcast.app.report.json import attributes, plain, span_fields
+from kernelcast.app.report.json import attributes, interval_fields, plain
 from kernelcast.app.report.plot import matplotlib_plots, plain_numbers, save
 from kernelcast.app.report.text import (
     WIDTH,
@@ -209,8 +209,8 @@ def print_basis(comparison: Any, price_kind: str, levels: Iterable[str]) -> None
     without = [name for name in ids if name not in prices]
     if any(name in prices for name in ids):
         when = f", read {dates[0]} to {dates[-1]}" if dates else ""
-        kind = f"{price_kind.replace('_', ' ')}, " if price_kind else ""
-        show(f"prices     {kind}USD a GPU-hour{when}; --json has each with its source")
+        price_type = f"{price_kind.replace('_', ' ')}, " if price_kind else ""
+        show(f"prices     {price_type}USD a GPU-hour{when}; --json has each with its source")
     if any(gpu.changes for gpu in gpus):
         show("           a what-if has the price of its GPU")
     if without:
@@ -275,11 +275,11 @@ def _serving_fields(forecast: ServingForecast) -> dict[str, Any]:
                      memory_bytes="memory.used_bytes"),
         "why": _shortfall(forecast),
         "layout": attributes(forecast.deployment.layout, "tp", "pp", "dp", "ep", "micro_batches"),
-        **span_fields("ttft_s", forecast.ttft),
-        **span_fields("tpot_s", forecast.tpot),
-        **span_fields("e2el_s", forecast.e2el),
+        **interval_fields("ttft_s", forecast.ttft),
+        **interval_fields("tpot_s", forecast.tpot),
+        **interval_fields("e2el_s", forecast.e2el),
         "tokens_per_s_per_gpu": forecast.tokens_per_s / forecast.gpus,
-        **span_fields("joules_per_million_tokens", forecast.joules_per_million),
+        **interval_fields("joules_per_million_tokens", forecast.joules_per_million),
         "memory": forecast.memory.fields("available_bytes", "gpu_bytes"),
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ from kernelcast.app.report.compare import (
     print_basis,
     row_fields,
 )
-from kernelcast.app.report.json import attributes, plain, span_fields
+from kernelcast.app.report.json import attributes, interval_fields, plain
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import binary_bytes_text, dense_table, digits, show, time_text, truncate
 from kernelcast.app.report.trace import built_lines
@@ -77,12 +77,12 @@ def _training_fields(forecast: TrainingForecast) -> dict[str, Any]:
     step, unit = forecast.step, forecast.scenario.unit
     return {
         "plan": attributes(forecast.layout, "dp", "tp", "pp", "ep", "zero", "micro_batches"),
-        **span_fields("time_s", forecast.interval),
+        **interval_fields("time_s", forecast.interval),
         f"{unit}_per_s": forecast.units_per_s,
         f"{unit}_per_s_per_gpu": forecast.units_per_s / forecast.gpus,
         **attributes(forecast, "hours", "usd"),
         **attributes(step, "mfu", "launch_bound", "support", memory_bytes="memory.used_bytes"),
-        **span_fields("joules", forecast.joules),
+        **interval_fields("joules", forecast.joules),
         "memory": step.memory.fields("gpu_bytes"),
     }
 

@@ -35,7 +35,7 @@ _SIZES = (("batch", "m", "n", "k"), ("m", "n", "k"), ("rows", "cols"), ("tokens"
           ("batch", "in_channels", "height", "width"))  # fmt: skip
 NAMED = 8  # kernels that are named
 LEAST_FLOPS_PER_BYTE = 0.05  # kernels without arithmetic stand here, at their rate of bytes
-NCU_CLOCKS = "Nsight Compute holds the clocks down unless told --clock-control none: times are longer than in a run"
+NCU_CLOCKS = "Nsight Compute locks the clocks unless started with --clock-control none: times are longer than in a run"
 
 
 def fields(diagnosis: Diagnosis) -> dict[str, Any]:

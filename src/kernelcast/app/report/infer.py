@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelcast.app.report.json import attributes, breakdown_fields, run_energy_fields, span_fields
+from kernelcast.app.report.json import attributes, breakdown_fields, interval_fields, run_energy_fields
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
     binary_bytes_text,
@@ -115,12 +115,12 @@ def _disaggregated_fields(result: Disaggregated) -> dict[str, Any]:
             **_rate_fields(result, HANDOVER),
         },
         "memory_bytes": float(max(result.prefill_memory.used_bytes, result.decode_memory.used_bytes)),
-        **span_fields("energy_per_request_j", result.request_energy),
+        **interval_fields("energy_per_request_j", result.request_energy),
     }
 
 
 def _interval_fields(figures: dict[str, Interval]) -> dict[str, Any]:
-    return {key: value for name, figure in figures.items() for key, value in span_fields(name, figure).items()}
+    return {key: value for name, figure in figures.items() for key, value in interval_fields(name, figure).items()}
 
 
 def _pool_fields(result: Disaggregated, name: str, workers: PhaseWorkers, memory: Memory) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _deployment_fields(deployment: Deployment) -> dict[str, Any]:
 
 def _rate_fields(result: Disaggregated, part: str) -> dict[str, Any]:
     """Requests a second that a part sustains, and its utilisation."""
-    return {**span_fields("requests_per_s", result.rates[part]), "busy_share": float(result.busy(part))}
+    return {**interval_fields("requests_per_s", result.rates[part]), "busy_share": float(result.busy(part))}
 
 
 def _faster(result: Inference | Disaggregated) -> list[FasterKernel]:

@@ -47,15 +47,15 @@ def plain(value: Any) -> Any:
 def energy_fields(drawn: Energy | None) -> dict[str, Any]:
     """Joules and watts of a call or of a run on one GPU; null where nobody knows what the GPU draws."""
     return {
-        **span_fields("energy_j", drawn.joules if drawn else None),
-        **span_fields("power_w", drawn.watts if drawn else None),
+        **interval_fields("energy_j", drawn.joules if drawn else None),
+        **interval_fields("power_w", drawn.watts if drawn else None),
         "sustained_s": drawn.joules.value / drawn.power_w if drawn else None,
         "clock_share": drawn.clock if drawn else None,
         "energy_support": drawn.support if drawn else None,
     }
 
 
-def span_fields(name: str, interval: Interval | None) -> dict[str, float | None]:
+def interval_fields(name: str, interval: Interval | None) -> dict[str, float | None]:
     """A value and its interval: NAME, NAME_low, NAME_high."""
     values = (interval.value, interval.low, interval.high) if interval else (None, None, None)
     pairs = zip((name, f"{name}_low", f"{name}_high"), values, strict=True)
@@ -69,7 +69,7 @@ def run_energy_fields(energy: Interval | None, parts: Iterable[Energy | None], s
     watts = energy.value / (seconds * gpus) if energy else None
     each = energy.value / tokens * 1e6 if energy and tokens else None
     return {
-        **span_fields("energy_j", energy), "power_w": None if watts is None else float(watts),
+        **interval_fields("energy_j", energy), "power_w": None if watts is None else float(watts),
         "joules_per_million_tokens": None if each is None else float(each),
         "energy_support": known[0].support if known else None,
     }  # fmt: skip

@@ -180,7 +180,7 @@ def _rests_on(prediction: Prediction, gpu: Gpu | None = None, conditions: Condit
 
 
 def _add_conditions(grid: Table, prediction: Prediction, gpu: Gpu, conditions: Conditions) -> None:
-    cache = cache_word(conditions)
+    cache = cache_name(conditions)
     calibration = calibration_fields(conditions.calibration, prediction.op)
     if calibration is not None:
         errors = (
@@ -251,7 +251,7 @@ def prediction_fields(prediction: Prediction, gpu: Gpu, conditions: Conditions) 
         "gpu_id": gpu.id,
         "gpu_unit_of": gpu.unit_of,
         "gpu_changes": dict(gpu.changes),
-        "cache": cache_word(conditions),
+        "cache": cache_name(conditions),
         "without": list(conditions.without),
         "calibration": calibration_fields(conditions.calibration, prediction.op),
     }
@@ -268,7 +268,7 @@ def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:
     return {"gpu": calibration.gpu, "predictor": calibration.predictor, **errors, "scales": scales}
 
 
-def cache_word(conditions: Conditions) -> str:
+def cache_name(conditions: Conditions) -> str:
     if not math.isinf(conditions.rotation):
         return "warm"
     return "cold" if math.isinf(conditions.input_rotation) else "model"

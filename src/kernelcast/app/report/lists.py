@@ -179,13 +179,13 @@ def first_paragraph(kernel: type[Kernel]) -> str:
 
 
 def evidence_fields(entries: Sequence[MeasuredConfiguration], by: str) -> dict[str, Any]:
-    """Measured kinds, one by one or summed by op, GPU or stack."""
+    """Measured configurations, or sums by op, GPU or stack."""
     lines = [entry.to_dict() for entry in entries] if by == "kind" else summed_evidence(entries, by)
     return {"kinds": len(entries), "calls": sum(entry.calls for entry in entries), "by": by, "evidence": lines}
 
 
 def summed_evidence(entries: Sequence[MeasuredConfiguration], by: str) -> list[dict[str, Any]]:
-    """A line for each op, GPU or stack: kinds and calls, mean and worst error of the kinds on calls left out."""
+    """A line for each op, GPU or stack: configurations and calls, mean and worst held-out error."""
     groups: dict[str, list[MeasuredConfiguration]] = {}
     for entry in entries:
         groups.setdefault(str(entry.configuration["stack"]) if by == "stack" else getattr(entry, by), []).append(entry)

@@ -1,1 +1,1 @@
-"""The web page and its API: read, ask in a worker process, answer. `kernelcast web` starts it."""
+"""The web page and its API: parse, forecast in a worker process, respond. `kernelcast web` starts it."""

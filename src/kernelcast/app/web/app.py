@@ -80,7 +80,7 @@ def _add_openapi(app: FastAPI) -> None:
 
 
 class PageFiles(StaticFiles):
-    """The page's files; browsers ask each time whether they changed."""
+    """The page's files; browsers revalidate them each time."""
 
     def file_response(self, *args: Any, **more: Any) -> Response:
         response = super().file_response(*args, **more)

@@ -152,7 +152,7 @@ def _types(parameter: CommandParameter) -> list[Any]:
 
 
 def parameter_fields(parameter: CommandParameter) -> dict[str, Any]:
-    """A parameter as JSON: what a form needs to ask for it."""
+    """A parameter as JSON, for a form."""
     types = _types(parameter)
     names = [str(option) if option == list[str] else getattr(option, "__name__", str(option)) for option in types]
     default = None if parameter.default is MISSING or callable(parameter.default) else parameter.default

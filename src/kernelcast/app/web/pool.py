@@ -90,7 +90,7 @@ class WorkerPool:
                     header, body = await worker.call({"task": task, "arguments": arguments}, payload)
             except TimeoutError:
                 self._replace(worker)
-                raise Problem(504, f"this takes longer than {seconds:g} s, which is all that {task} may: ask for less, "
+                raise Problem(504, f"this takes longer than {seconds:g} s, the limit of {task}: request less, "
                                    "or use the command line, which has no limit") from None  # fmt: skip
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._replace(worker)

@@ -28,7 +28,7 @@ class ProblemFields(BaseModel):
 
 
 class Problem(HTTPException):
-    """Raised anywhere below a route; ``retry_s``: when to ask again."""
+    """Raised anywhere below a route; ``retry_s``: when to retry."""
 
     def __init__(self, status: int, detail: str, retry_s: int | None = None) -> None:
         super().__init__(status, detail, None if retry_s is None else {"Retry-After": str(retry_s)})
@@ -77,7 +77,7 @@ def _line(error: Mapping[str, Any]) -> str:
     reason = error.get("ctx", {}).get("error")
     if isinstance(reason, ValueError) and str(reason):
         return str(reason)
-    # where in the body, without the word 'body' itself
+    # where in the body, without 'body' itself
     location = [part for part in error.get("loc", ()) if part not in ("body", "query", "path")][:6]
     name = ".".join(map(str, location))
     message = str(error.get("msg", "is wrong"))

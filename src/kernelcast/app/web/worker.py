@@ -104,7 +104,7 @@ def run_task(task: str, arguments: dict[str, Any], payload: bytes, limits: dict[
     except KernelcastError as error:
         return 422, str(error).encode(errors="replace")
     except MemoryError:
-        return 422, b"this question needs more memory than the server allows: ask for less of it"
+        return 422, b"this request needs more memory than the server allows: request less"
     except Exception as error:  # a task is a pure function: what breaks it is in its arguments
         lines = traceback.format_exc(limit=-6)
         print(f"kernelcast web: {task} {json.dumps(arguments)[:2000]}\n{lines}", file=sys.stderr, flush=True)
