@@ -91,7 +91,7 @@ def test_wrong_use_is_one_line(made: Path, measured: Path, capsys: pytest.Captur
     assert "made on h200_sxm, not on a100_sxm" in said
     assert "made on h200_sxm" in refused(capsys, "kernels", measured, "--gpu", "a100_sxm", *there)
     assert "not generic-1" in refused(capsys, *GEMM, "--predictor", "generic", *there)
-    assert "physics alone" in refused(capsys, *GEMM, "--without", "l2", *there)
+    assert "is analytical" in refused(capsys, *GEMM, "--without", "l2", *there)
     assert "no calibration file" in refused(capsys, *GEMM, "--calibration", made.with_name("none"))
     assert "not a calibration" in refused(capsys, *GEMM, "--calibration", measured)
     assert main([str(w) for w in (*GEMM, "--set", "dram_bytes_per_s=7e12", *there)]) == 0  # a what-if is fine

@@ -485,7 +485,7 @@ def test_another_gpu_is_refused(calibration: Calibration) -> None:
 def test_another_predictor_is_refused_and_other_weights_warn(calibration: Calibration) -> None:
     with pytest.raises(kc.KernelcastError, match=r"corrects learned-.*, not generic-1"):
         kc.Conditions(predictor="generic", calibration=calibration)
-    with pytest.raises(kc.KernelcastError, match="asks physics alone"):
+    with pytest.raises(kc.KernelcastError, match="is analytical"):
         kc.Conditions(without=("l2",), calibration=calibration)
     with pytest.warns(UserWarning, match="made for learned-1999, this is learned-"):
         kc.Conditions(calibration=replace(calibration, predictor="learned-1999"))
