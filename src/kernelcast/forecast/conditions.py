@@ -88,7 +88,7 @@ class Conditions:
         if self.calibration is None:
             return
         if self.without:
-            raise KernelcastError("with a limit left out the forecast is analytical, which a calibration does not correct")
+            raise KernelcastError("with a limit left out the forecast is analytical, and no calibration applies")
         if isinstance(self.calibration, str | Path):
             object.__setattr__(self, "calibration", load_calibration(self.calibration))
         assert isinstance(self.calibration, Calibration)
