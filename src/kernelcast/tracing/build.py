@@ -58,7 +58,8 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model on meta tensors with its inputs; ``loss`` where the function gave one. ``summary``: what was chosen."""
+    """A model on meta tensors with its inputs; ``loss`` where the function gave one. ``summary``: the choices that were
+    made."""
 
     name: str
     model: nn.Module

@@ -100,7 +100,7 @@ class CudaFunctionMode(TorchFunctionMode):
         return func(*args, **options)
 
     def _finite(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
-        """What a model computes is assumed to be finite: programs check before they clamp."""
+        """Values are assumed to be finite: programs check before they clamp."""
         result = func(*args, **options)
         if result.device.type == "meta":
             self._values.know_everywhere(result, _FINITE[func])
@@ -222,7 +222,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
     optimizer = "torch.optim.optimizer"
     with contextlib.ExitStack() as stack:
         stack.enter_context(_dispatched(attention))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled is traced as it was written
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code is traced as written
         for name, answer in (
             (f"{optimizer}._get_fused_kernels_supported_devices", devices),
             (f"{optimizer}._get_foreach_kernels_supported_devices", devices),

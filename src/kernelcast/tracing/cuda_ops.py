@@ -193,7 +193,7 @@ def _gru_cell(a: SimpleNamespace) -> Any:
 
 
 def _pack(a: SimpleNamespace) -> Any:
-    """Runs of steps that the same sequences have, sliced and concatenated; lengths fall."""
+    """Pack a batch: slices of steps with the same sequences, concatenated; lengths decrease."""
     longest_first = _as_list(a.lengths)
     x = a.input.transpose(0, 1) if a.batch_first else a.input
     pieces, sizes, before = [], [], 0

@@ -109,7 +109,7 @@ class PythonCalls:
         self._stack.close()
 
     def pause(self) -> None:
-        """The recorder's handler begins: below it all is tracing."""
+        """The recorder's handler begins: calls below it belong to tracing."""
         self._paused += 1
         if _PROFILED and self._paused == 1:
             sys.setprofile(None)
@@ -120,7 +120,7 @@ class PythonCalls:
             sys.setprofile(self._event)
 
     def _importing(self) -> Callable[..., Any]:
-        """A module that is first imported now is there in every later step."""
+        """Imports are not counted: a module that is imported now is loaded in every later step."""
         load = _frozen_importlib._find_and_load  # type: ignore[attr-defined]
 
         def importing(*args: Any) -> Any:

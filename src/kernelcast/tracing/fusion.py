@@ -82,7 +82,7 @@ def fuse(trace: Trace) -> Trace:
 
 
 def _grouped(trace: Trace) -> list[_Group]:
-    """Every kernel of the trace in a group, in the order of their starts: what a group reads is there by then."""
+    """Every kernel of the trace in a group, in the order of starts: inputs of a group are ready by then."""
     groups: list[_Group] = []
     writer: dict[int, _Group] = {}  # of a storage, the last one
     touching: dict[int, _Group] = {}  # the last group that fuses and reads it

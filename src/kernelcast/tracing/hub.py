@@ -75,7 +75,7 @@ def hub_model(raw: Mapping[str, Any], request: TraceRequest, dtype: torch.dtype)
 
 
 def _convert(model: Any, dtype: torch.dtype) -> None:
-    """Weights that the class makes in another format are in the model's when it is loaded; but for some."""
+    """Cast weights that the class creates in another format, except for those it keeps in fp32."""
     kept = list(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if dtype == torch.float16:
         kept += list(getattr(model, "_keep_in_fp32_modules", None) or ())
@@ -168,7 +168,7 @@ class ModelInputs:
         self.format = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
 
     def build(self) -> dict[str, Any]:
-        """The arguments by name; ``notes`` says what was chosen."""
+        """The arguments by name; ``notes`` has the choices that were made."""
         takes = self._takes
         if takes("pixel_values") and not (takes("input_ids") and self._reads_text()):
             self._image()
@@ -201,7 +201,7 @@ class ModelInputs:
         return name in self.parameters
 
     def _reads_text(self) -> bool:
-        """A language model that may be given images beside its text; one that compares both is given both."""
+        """Whether images are optional inputs of a language model; a model that compares both gets both."""
         alone = self.main == "input_ids" and self._takes("labels")
         if alone and "images are left out: text alone" not in self.notes:
             self.notes.append("images are left out: text alone")

@@ -130,7 +130,7 @@ def _named_modules(module: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_mode(module: nn.Module, mode: str) -> Iterator[None]:
-    """In training or evaluation mode, and back to what each part was in."""
+    """Training or evaluation mode; restores the mode of each module afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.train(mode == "training")
     try:

@@ -124,7 +124,7 @@ class Recorder(TorchDispatchMode):
         ]
 
     def _decomposed(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
-        """Under inference_mode ops arrive whole that are decomposed above autograd otherwise."""
+        """Decompose ops that reach the recorder whole under inference_mode, as autograd would."""
         if not torch.is_inference_mode_enabled():
             return NotImplemented
         kernels = CUDA_KERNELS[self._attention]
@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
         return Tensor(tuple(value.shape), tuple(value.stride()), dtype, self.storage(value))
 
     def storage(self, value: torch.Tensor) -> int:
-        """The number of a tensor's storage; its lifetime begins here when it is new."""
+        """The number of a tensor's storage; the lifetime of a new storage begins here."""
         memory = value.untyped_storage()
         at = memory._cdata
         if at not in self._numbers:
@@ -270,7 +270,7 @@ class Recorder(TorchDispatchMode):
         return scores.new_empty(batch), scores.new_empty(batch, scores.shape[0], 2 * longest + 1)
 
     def _nonzero(self, index: Any) -> list[Any]:
-        """A mask among indices as the indices where it is set, which a GPU looks up first."""
+        """A boolean mask among indices becomes the indices where it is set (nonzero runs first on a GPU)."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         if self.values.sizes(index) is None:

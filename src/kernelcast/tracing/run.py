@@ -252,7 +252,7 @@ def _meta(value: Any, recorder: Recorder) -> Any:
             recorder.values.assume(value)
         return value
     moved = on_meta(value)
-    if value.is_floating_point():  # its values are data, on which a program must not branch
+    if value.is_floating_point():  # its values are data-dependent: a program must not branch on them
         return moved.requires_grad_(value.requires_grad)
     recorder.values.know(moved, value)
     return moved
@@ -273,7 +273,7 @@ def _gradients(weights: list[Any], recorder: Recorder) -> list[tuple[int, Gradie
 
 
 def _footprint(recorder: Recorder, owned: Mapping[str, Iterable[int]]) -> Footprint:
-    """Bytes alive at the peak, by part; what no part owns are activations."""
+    """Bytes alive at the peak, by part; all other bytes are activations."""
     owners = {number: part for part, numbers in owned.items() for number in numbers}
     alive: dict[int, int] = {}
     total = peak = 0

@@ -102,7 +102,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A parameter's gradient: how large, and after which op it is ready."""
+    """A parameter's gradient: its size, and the op after which it is ready."""
 
     bytes: int
     elements: int
@@ -131,7 +131,7 @@ class Trace:
     name: str
     mode: Literal["inference", "training"]
     ops: tuple[Op, ...]
-    parameters: int  # numbers that the model has
+    parameters: int  # number of parameters
     parameter_tensors: int
     footprint: Footprint
     gradients: tuple[Gradient, ...] = ()
@@ -141,8 +141,8 @@ class Trace:
     python_calls: dict[str, int] = field(default_factory=dict)  # by phase: of functions, by the program itself
     built: dict[str, Any] = field(default_factory=dict)  # which class, inputs and formats, where a command chose them
     notes: tuple[str, ...] = ()  # assumptions
-    tp_plan: dict[str, str] = field(default_factory=dict)  # how the model itself says that its modules are sharded
-    unsharded: tuple[tuple[str, int], ...] = ()  # of a tensor-parallel rank: modules that it has whole, and parameters
+    tp_plan: dict[str, str] = field(default_factory=dict)  # the model's own tensor parallel plan
+    unsharded: tuple[tuple[str, int], ...] = ()  # of a tensor-parallel rank: replicated modules, and their parameters
     nodes: int = 0  # of autograd's graph in the backward pass, those that launch nothing too
 
     @property

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-SMALL_ELEMENTS = 1 << 20  # of what is computed for real
+SMALL_ELEMENTS = 1 << 20  # of tensors that are computed for real
 _CPU = torch.device("cpu")
 # Of the right size whatever their input holds.
 _FILLED = {"zeros": 0, "ones": 1, "full": None, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1,
            "empty": 0, "empty_like": 0, "new_empty": 0, "empty_strided": 0, "new_empty_strided": 0, "full_like": None,
            "new_full": None}  # fmt: skip
 _OVERWRITES = {"copy_": 1, "fill_": 1, "zero_": None}  # overwrite their whole input, with this argument
-# A single random number decides what a program does (a layer dropped in training): it is taken as the middle.
+# A single random number controls the program (layer dropout in training): it is taken as the midpoint.
 _MIDDLE = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "bernoulli_": 0.5}
 # Ops whose result is constant where their input is, beside pointwise ones.
 _SAME = {"all", "any", "amax", "amin", "_to_copy"}
@@ -93,12 +93,12 @@ class KnownValues:
         )
 
     def sizes(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Its values, where they may decide how large a tensor is."""
+        """Its values, where they may determine the size of a tensor."""
         entry = None if value.device.type != "meta" else self._entry(value)
         return None if entry is not None and entry.assumed else self.of(value)
 
     def forget(self, value: torch.Tensor) -> None:
-        """Its values are not known any more."""
+        """Mark its values as unknown."""
         if value.device.type == "meta" and value.layout == torch.strided:
             self._known.pop(value.untyped_storage()._cdata, None)
 
@@ -121,7 +121,7 @@ class KnownValues:
         kept.pop("pin_memory", None)
         try:
             return func(*real_args, **kept)
-        except Exception:  # what cannot be computed here is simply not known
+        except Exception:  # values that cannot be computed are unknown
             return None
 
     def follow(self, name: str, func: Any, args: Any, options: dict[str, Any], out: Any, routes: bool) -> None:
@@ -158,7 +158,7 @@ class KnownValues:
             self._lose(written)
             return
         for value, real in zip(outputs, tensors_of(results), strict=False):
-            if self.of(value) is None:  # else it is a view of what is known already
+            if self.of(value) is None:  # else it is a view of known values
                 self.know(value, real, assumed)
 
     def _everywhere(self, func: Any, args: Any, options: dict[str, Any], outputs: Any, written: Any) -> None:

@@ -147,7 +147,7 @@ def sent_bytes(layer_map: LayerMap, part_of: Sequence[int], part: int) -> tuple[
 def optimizer_ops(
     layer_map: LayerMap, units: Container[int], shards: Callable[[Tensor], int]
 ) -> Iterator[tuple[int, Op]]:
-    """The optimizer's ops with their index, on the parameters of these units, of each the part that one of its
+    """The optimizer's ops with their index, on the parameters of these units; of each only the shard of one of its
     ``shards`` ranks has."""
     owner = dict(layer_map.owner)
 
@@ -230,7 +230,7 @@ def _order(schedule: str, stage: int, stages: int, micro_batches: int, virtual: 
 
 
 def run(order: list[list[PipelineTask]], timing: PipelineTimes, micro_batches: int) -> PipelineSchedule:
-    """Each stage takes its next task as soon as it is free and the task's input has come."""
+    """Each stage starts its next task as soon as it is free and the task's input has arrived."""
     parts, stages = len(timing.forward_s), len(order)
     done: dict[PipelineTask, float] = {}
     clocks = [0.0] * stages

@@ -72,9 +72,9 @@ def shard_of_result(name: str, x: Tensor, shard: Shard, out: Tensor) -> Shard | 
     if out.shape == x.shape:
         return shard
     size, off = x.shape[axis], len(x.shape) - len(out.shape)
-    if out.shape[: axis + 1] == x.shape[: axis + 1]:  # what follows was reduced
+    if out.shape[: axis + 1] == x.shape[: axis + 1]:  # the axes after it were reduced
         return shard
-    if 0 <= axis - off < len(out.shape) and out.shape[axis - off] == size:  # what precedes was, or was broadcast
+    if 0 <= axis - off < len(out.shape) and out.shape[axis - off] == size:  # those before were reduced or broadcast
         return Shard(shard.by, axis - off, shard.outer)
     if out.elements == x.elements:
         return _reshaped(x, shard, out)

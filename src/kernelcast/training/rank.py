@@ -133,7 +133,7 @@ class Rank:
             "gradient": grads + (tied if layout.zero < 2 else 0.0),
             "optimizer": before.optimizer * (sharded if layout.zero else whole + tied) / every,
             "activation": alive,  # of all micro-batches in flight
-            # parameters that ZeRO 3 has whole for a moment: of the unit that runs and the next
+            # parameters that ZeRO 3 has gathered: of the unit that runs and the next
             "gathered": sum(sorted(by_unit.values())[-2:]) if layout.zero == 3 and layout.dp > 1 else 0.0,
             "input": float(before.inputs) * in_flight,
         }

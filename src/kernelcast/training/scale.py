@@ -77,7 +77,7 @@ class RankPass:
 
 
 def time_parts(passes: Iterable[RankPass], gap_s: float) -> dict[str, float]:
-    """``PARTS`` of a rank's time, as far as its passes have them."""
+    """The ``PARTS`` of a rank's time that its passes have."""
     parts_s = dict.fromkeys(PARTS, 0.0)
     for each in passes:
         inside_s = each.run.busy_s  # of it, what the kernels of an op wait for each other's launches
@@ -101,7 +101,7 @@ class PipelineStage:
     parts_s: dict[str, float]
     memory: Memory
     in_flight: int  # micro-batches whose activations it holds at once
-    tied_s: float  # all-reduce of gradients of an embedding that another stage has as well
+    tied_s: float  # all-reduce of gradients of an embedding that is tied across stages
     passes: tuple[RankPass, ...] = field(repr=False)  # the optimizer's, or the whole step, is the last
 
     @property
@@ -330,7 +330,7 @@ class _Pipeline:
         return self._pass("optimizer", -1, step, jobs, 1)
 
     def _tied_s(self, stage: int) -> float:
-        """The first and the last stage add up their gradients of a table that both have."""
+        """The first and the last stage all-reduce their gradients of a tied embedding."""
         tied = self.rank.layers.tied_bytes() if stage in (0, self.layout.pp - 1) else 0.0
         return self._sent_s(tied, "fp32", self.layout.gpus > self.layout.gpus_per_node) if tied else 0.0
 

@@ -107,7 +107,7 @@ def host_counts(trace: Trace) -> dict[str, Array]:
     kernel = np.array([op.op_type == "kernel" for op in trace.ops], dtype=bool)
     view = np.array([op.op_type == "view" for op in trace.ops], dtype=bool)
     forward, backward, optimizer = (phase == name for name in PHASES)
-    # ops that were made after tracing (a fused kernel) have no position in the program
+    # ops that were created after tracing (a fused kernel) have no position in the program
     calls = np.maximum.accumulate([op.at for op in trace.ops])
     updates = optimizer & (np.cumsum(optimizer) == 1)
     return {
@@ -128,7 +128,7 @@ def launch_costs(trace: Trace, machine: Host) -> Array:
 
 @dataclass(frozen=True)
 class LaunchQueue:
-    """Kernels that follow one another on one GPU, and when the host has launched each from the start."""
+    """Kernels in sequence on one GPU, and when the host has launched each."""
 
     kernels: tuple[OpKernels, ...]
     indices: tuple[int, ...]  # of their ops in the trace

@@ -21,7 +21,7 @@ from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu, gpu
 
 LEAST_ROWS = 10
-_FOLDS = 20  # of shapes that are left out together
+_FOLDS = 20  # cross-validation folds of shapes
 _FEW = 30  # rows with which the interval is half the prior's (or the family's) and half what the errors say
 _T_REACH = 1.5332  # scales to either side that hold 80% of Student's t with four degrees, which priors are learned with
 _OUTSIDE = 0.1  # share of calls below the interval, and above: it holds 80%
@@ -206,7 +206,7 @@ class ProcessFit:
     few: NDArray[np.intp]  # rows that set the uncertainty of a correction
     factor: Doubles  # the inverse of the Cholesky factor of their covariance
     left_out: Doubles  # (rows,) held-out residual: its group is predicted from the others
-    spread: Doubles  # (rows,) its standard deviation, as the process has it
+    spread: Doubles  # (rows,) its standard deviation under the Gaussian process
 
 
 def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, group: NDArray[np.intp]) -> ProcessFit:
@@ -232,12 +232,12 @@ def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, gr
 
 
 def spread_out(positions: Doubles, count: int) -> NDArray[np.intp]:
-    """Rows that cover the rest, in their order."""
+    """Inducing rows that cover the rest, in their order."""
     return np.sort(farthest_first(positions, count)) if len(positions) > count else np.arange(len(positions))
 
 
 def farthest_first(points: Doubles, count: int) -> list[int]:
-    """Start at the most central point, then always take the one farthest from all that are taken."""
+    """Farthest-point sampling from the most central point."""
     picked = [int(np.argmin(np.sum((points - points.mean(axis=0)) ** 2, axis=1)))]
     nearest = np.full(len(points), np.inf)
     while len(picked) < count:

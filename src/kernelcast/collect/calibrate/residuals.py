@@ -35,7 +35,7 @@ class Residuals:
     names: tuple[str, ...]
     values: NDArray[np.float32]
     shared: tuple[tuple[str, str, str], ...]  # by code: format, stack and configuration
-    code: NDArray[np.intp]  # which of them a row has
+    code: NDArray[np.intp]  # index of each row in ``shared``
     leaning: NDArray[np.float64]  # log of predicted over generic time
     time_s: NDArray[np.float64]
     low: NDArray[np.float64]  # the predictor's interval, as logs of time
@@ -187,7 +187,7 @@ def select(rows: Residuals, keep: NDArray[Any]) -> Residuals:
 
 
 def _joined(parts: list[Residuals]) -> Residuals:
-    """One table; features that an op lacks are 0, and those that name the GPU say nothing here."""
+    """One table; features that an op lacks are 0, and features that identify the GPU are dropped."""
     names = tuple(n for n in dict.fromkeys(n for part in parts for n in part.names) if n not in GPU_FEATURES)
     keys = [part.shared[0] for part in parts]
     labels = sorted(set(keys))

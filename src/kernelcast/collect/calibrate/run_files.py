@@ -44,7 +44,7 @@ _SERVED = ("arrival_s", "first_token_s", "last_token_s")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as it was written down. ``config``: the model's own, where the file has it."""
+    """One run of a file. ``config``: the model's own config, where the file has it."""
 
     workload: Literal["batch", "step"]
     name: str

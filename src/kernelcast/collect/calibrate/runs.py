@@ -49,7 +49,7 @@ class ScaleShares:
         self._times, self._known = times, dict[Call, Seconds]()
 
     def learn(self, calls: Iterable[Call]) -> None:
-        """All of these that are not known yet, at once."""
+        """Predict all of these that are not known yet, at once."""
         new = list(dict.fromkeys(call for call in calls if call not in self._known))
         if not new:
             return

@@ -46,7 +46,7 @@ class Forecast(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Work one after another: the sum of ``groups``, each as long as the longest of its alternatives (the GPU, or the
+    """Sequential work: the sum of ``groups``, each as long as the longest of its alternatives (the GPU, or the
     host that it waits for). An alternative is a row of seconds by key; its last column is what nothing scales."""
 
     keys: tuple[str, ...]
@@ -146,7 +146,7 @@ class ScaleFit:
 
 
 def solve(times: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> ScaleFit:
-    """The most likely scales of all keys that have a prior."""
+    """The maximum a posteriori scales of all keys that have a prior."""
     problem = _Problem(times, prior_sds)
     at = np.zeros(len(problem.keys))
     cost, errors, slopes = problem.at(at)

@@ -21,7 +21,7 @@ from kernelcast.forecast.prior import CallPoints, Doubles, Prior, PriorScales
 from kernelcast.hardware import Gpu
 
 _REFERENCE = 500  # candidates of a family that represent the others
-_POOL = 1500  # of a family that are looked at
+_POOL = 1500  # candidates of a family that are considered
 _MEAN = np.sqrt(2 / np.pi)
 
 

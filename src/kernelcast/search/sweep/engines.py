@@ -57,7 +57,7 @@ def sweep_engine(name: str, workers: int | None = None, address: str | None = No
     return ProcessEngine(count) if name == "processes" and count > 1 else SerialEngine()
 
 
-def use_one_thread() -> None:
+def disable_threads() -> None:
     """A worker has a core to itself: it predicts without threads."""
     importlib.import_module("kernelcast.forecast.predict").THREADS = 1  # type: ignore[attr-defined]
 
@@ -172,7 +172,7 @@ def starting_worker() -> Iterator[None]:
 def _serve(pipe: Connection, job: SweepJob) -> None:
     """A worker process: chunks in, rows out, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it cannot be blocked from the first moment
-    use_one_thread()
+    disable_threads()
     with suppress(EOFError, OSError):
         while True:
             chunk = pipe.recv()
@@ -247,5 +247,5 @@ def _rows_on_node(job: SweepJob, chunk: Chunk, versions: tuple[str, str]) -> byt
             f"a node of the Ray cluster has kernelcast {here[0]} with weights {here[1][:8]}, and this sweep is of "
             f"{versions[0]} with {versions[1][:8]}: install the same on all nodes"
         )
-    use_one_thread()
+    disable_threads()
     return job.rows(chunk)

@@ -66,7 +66,7 @@ def cost_of(name: str) -> Cost:
 
 
 def kernel_name(op: Op) -> str | None:
-    """The kernel of an element-wise op, None where it is none."""
+    """The kernel of an element-wise op, None for other ops."""
     name = op.name if op.name in _NAMES else op.name.rstrip("_")
     if name == "pow":
         exponent = op.argument(1, "exponent")
@@ -84,7 +84,7 @@ def is_elementwise(op: Op) -> bool:
 
 
 def _operands(op: Op) -> list[Tensor]:
-    """Tensors that are read; one number (0 axes) is none."""
+    """Tensors that are read, without scalars (0 axes)."""
     return [x for x in op.inputs if x.shape and x.elements > 1] or op.inputs[:1]
 
 
@@ -194,7 +194,7 @@ def _elementwise_loss(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 def copied(source: Tensor, out: Tensor, part: str = "copy") -> Launch:
-    """A copy: dense and alike, cast to another format, transposed, or of parts."""
+    """A copy: dense in the same layout, cast to another format, transposed, or of parts."""
     how = access([source], out)
     if how == "vector" and number_format(source) == number_format(out):
         return vectorised(part, "copy", out)
@@ -233,7 +233,7 @@ def _copy_into(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 def in_order(*tensors: Tensor, part: str = "copy") -> Iterator[Launch]:
-    """Copies of those that are not contiguous, which kernels over rows make for themselves."""
+    """Copies of non-contiguous tensors, which kernels over rows make first."""
     for x in tensors:
         if not is_contiguous(x):
             steps = [math.prod(x.shape[axis + 1 :]) for axis in range(len(x.shape))]

@@ -11,7 +11,7 @@ from kernelcast.tracing.aten.elementwise import copied
 from kernelcast.tracing.aten.table import OpSettings, along, by_rows, launch, number_format, over, rule
 from kernelcast.tracing.traced import Op, Tensor
 
-_NARROW_BYTES = 2048  # rows below are copied by CTAs that have less to do than it takes to start them
+_NARROW_BYTES = 2048  # shorter rows are copied by CTAs whose launch takes longer than their work
 _UNSORTED_TOKENS = 3072  # up to this one kernel adds up the gradient of a table
 
 
@@ -28,7 +28,7 @@ def _embedding(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("embedding_dense_backward")
 def _embedding_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """The kernels are those of bags of one, which were measured for narrow tables."""
+    """The kernels of embedding bags of one row, which were measured for narrow tables."""
     grad, ids, vocab = op.arguments[:3]
     if grad.cols * grad.item_bytes < _NARROW_BYTES and ids.elements > _UNSORTED_TOKENS:
         yield launch("embedding", "embedding_bag_backward", bags=ids.elements, pooling=1, hidden=grad.cols, vocab=vocab,
@@ -66,32 +66,32 @@ def _bags(kernel: str, op: Op, bags: Tensor, ids: Tensor, vocab: int, mode_posit
 
 @rule("index_select", "take")
 def _index_select(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """Rows of the axes after the one that is selected from; single elements of all where none is."""
+    """Rows along the axes after the selected axis; single elements where there are none."""
     source, out = op.arguments[0], op.outputs[0]
-    cols, places = 1, source.elements
+    cols, slots = 1, source.elements
     if op.name == "index_select" and source.shape:
         axis = op.arguments[1] % len(source.shape)
-        cols, places = math.prod(source.shape[axis + 1 :]), math.prod(source.shape[: axis + 1])
-    yield _picked("index", source, out.elements // max(1, cols), cols, places, indices=1)
+        cols, slots = math.prod(source.shape[axis + 1 :]), math.prod(source.shape[: axis + 1])
+    yield _picked("index", source, out.elements // max(1, cols), cols, slots, indices=1)
 
 
-def _picked(kernel: str, source: Tensor, rows: int, cols: int, places: int, **given: Any) -> Launch:
-    return by_rows("lookup", kernel, source, rows, cols, size=max(1, places), **given)
+def _picked(kernel: str, source: Tensor, rows: int, cols: int, slots: int, **given: Any) -> Launch:
+    return by_rows("lookup", kernel, source, rows, cols, size=max(1, slots), **given)
 
 
 def _named(x: Tensor, indices: Any, moved: Tensor) -> tuple[int, int, int, int]:
     """(rows named, columns, rows of ``x``, index tensors) of an advanced index; axes that it leaves out are columns."""
     axes = [at for at, index in enumerate(indices) if index is not None]
-    places = math.prod(x.shape[at] for at in axes)
-    cols = max(1, x.elements // max(1, places))
-    return max(1, moved.elements // cols), cols, places, len(axes)
+    slots = math.prod(x.shape[at] for at in axes)
+    cols = max(1, x.elements // max(1, slots))
+    return max(1, moved.elements // cols), cols, slots, len(axes)
 
 
 @rule("index", "_unsafe_index")
 def _index(op: Op, settings: OpSettings) -> Iterator[Launch]:
     source, indices = op.arguments[:2]
-    rows, cols, places, count = _named(source, indices, op.outputs[0])
-    yield _picked("index", source, rows, cols, places, indices=max(1, min(8, count)))
+    rows, cols, slots, count = _named(source, indices, op.outputs[0])
+    yield _picked("index", source, rows, cols, slots, indices=max(1, min(8, count)))
 
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")
@@ -101,9 +101,9 @@ def _index_put(op: Op, settings: OpSettings) -> Iterator[Launch]:
     if not op.in_place:
         yield copied(target, op.outputs[0], "lookup")
     named = next((index for index in indices if index is not None), values)
-    rows, cols, places, _ = _named(target, indices, values)
+    rows, cols, slots, _ = _named(target, indices, values)
     rows = max(rows, named.elements if named.dtype != "bool" else rows)  # a value may be broadcast
-    yield _picked("index_put", target, rows, cols, places, accumulate=bool(op.argument(3, "accumulate", False)))
+    yield _picked("index_put", target, rows, cols, slots, accumulate=bool(op.argument(3, "accumulate", False)))
 
 
 @rule("index_add", "index_copy")
@@ -113,9 +113,9 @@ def _index_add(op: Op, settings: OpSettings) -> Iterator[Launch]:
         yield copied(target, op.outputs[0], "lookup")
     axis %= max(1, len(target.shape))
     cols = max(1, target.elements // max(1, target.shape[axis] if target.shape else 1))
-    places = target.shape[axis] if target.shape else 1
+    slots = target.shape[axis] if target.shape else 1
     kernel = "index_add" if op.name.startswith("index_add") else "index_put"
-    yield _picked(kernel, target, source.elements // cols, cols, places)
+    yield _picked(kernel, target, source.elements // cols, cols, slots)
 
 
 def _element_index(x: Tensor, axis: int, index: Tensor) -> dict[str, Any]:
@@ -124,9 +124,9 @@ def _element_index(x: Tensor, axis: int, index: Tensor) -> dict[str, Any]:
     if axis == len(index.shape) - 1 or not index.shape:
         return {"rows": max(1, index.rows), "cols": max(1, index.cols), "size": max(1, x.cols), "axis": "cols"}
     cols = max(1, math.prod(index.shape[axis + 1 :]))
-    places = math.prod(x.shape[: axis + 1])
+    slots = math.prod(x.shape[: axis + 1])
     repeated = index.stride[-1] == 0 and index.shape[-1] > 1
-    return {"rows": max(1, index.elements // cols), "cols": cols, "size": max(1, places), "axis": "rows",
+    return {"rows": max(1, index.elements // cols), "cols": cols, "size": max(1, slots), "axis": "rows",
             "expanded": repeated}  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def _one_by_one(op: Op, settings: OpSettings) -> Iterator[Launch]:
 @rule("topk", "kthvalue", "median")
 def _topk(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.arguments[0]
-    k = op.argument(1, "k", 1) if op.name == "topk" else 1  # a single element is selected as many are
+    k = op.argument(1, "k", 1) if op.name == "topk" else 1  # a single element is selected by the same kernel
     rows, cols = along(x, op.argument(1 if op.name == "median" else 2, "dim", -1))
     yield by_rows("sort", "topk", x, rows, cols, k=max(1, min(k, cols)))
 

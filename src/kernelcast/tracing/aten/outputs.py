@@ -44,7 +44,7 @@ def contiguous(shape: Sequence[int], dtype: str) -> Tensor:
 
 
 def in_order_of(x: Tensor, dtype: str) -> Tensor:
-    """Without gaps, the axes in memory in the order that ``x`` has them (a TensorIterator's output)."""
+    """A dense tensor with the memory order of ``x`` (a TensorIterator's output)."""
     steps, step = [0] * len(x.shape), 1
     for axis in sorted(range(len(x.shape)), key=lambda axis: (x.stride[axis], -axis)):
         steps[axis] = step

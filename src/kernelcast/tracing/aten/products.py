@@ -50,7 +50,7 @@ def _mm(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("addmm", "addmm_", "_addmm_activation")
 def _addmm(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """The bias is added as the product is written; one that is no vector is copied to the output first."""
+    """The bias is added in the epilogue; a bias that is not a vector is copied to the output first."""
     bias, a, b = op.arguments[:3]
     yield _product(a, b, settings)
     if len(bias.shape) == 2 and min(bias.shape) > 1 and not op.in_place:
@@ -59,7 +59,7 @@ def _addmm(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("bmm", "baddbmm")
 def _bmm(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """An operand that is the same for the whole batch (expanded: no step from one to the next) makes it one product."""
+    """An operand that is expanded over the batch (stride 0) makes it one product."""
     a, b = op.arguments[-2:] if op.name == "bmm" else op.arguments[1:3]
     (batch, m, k), n = a.shape, b.shape[-1]
     if min(m, n) == 1 and k <= _THIN:  # a loop over time: no tiles, a sum of few numbers for each output

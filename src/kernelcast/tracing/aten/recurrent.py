@@ -44,7 +44,7 @@ def _layers(x: Tensor, how: tuple[Any, ...], settings: OpSettings) -> dict[str, 
 
 
 def _steps_first(x: Tensor, how: tuple[Any, ...]) -> Iterator[Launch]:
-    """cuDNN takes steps first: a batch-first tensor is copied, unless it is so in memory."""
+    """cuDNN takes time-major tensors: a batch-first tensor is copied, unless it is time-major in memory."""
     batch_first, batch_sizes = how[4], how[8]
     if batch_sizes or len(x.shape) < 3 or not batch_first or 1 in x.shape[:2]:
         return

@@ -78,7 +78,7 @@ def _reduce(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 def reduced_axes(op: Op, x: Tensor) -> set[int]:
-    """Axes that go away; all of them where none is named."""
+    """Axes that are reduced; all of them where none is given."""
     position = 2 if op.name in ("linalg_vector_norm", "norm") else 1
     named = op.argument(position, "dim")
     axes = [named] if isinstance(named, int) and not isinstance(named, bool) else named

@@ -65,7 +65,7 @@ def _group_norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 def _three(sizes: Sequence[int], empty: int) -> list[int]:
-    """Depth, height and width; ``empty`` for axes that are not there."""
+    """Depth, height and width; ``empty`` for missing axes."""
     return [*[empty] * (3 - len(sizes)), *sizes]
 
 
@@ -156,7 +156,7 @@ def _mirrored(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("constant_pad_nd")
 def _constant_pad(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """The whole is filled, then the input copied into it. Borders that are taken away: a copy of what is left."""
+    """The output is filled, then the input copied into it. Negative padding: a copy of what is left."""
     x, y = op.arguments[0], op.outputs[0]
     if all(border <= 0 for border in op.arguments[1]):
         yield copied(Tensor(y.shape, x.stride, x.dtype), y)
@@ -166,7 +166,7 @@ def _constant_pad(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("roll")
 def _roll(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """A kernel for each axis that is shifted; all of it as one axis where none is named."""
+    """A kernel for each axis that is shifted; the flattened tensor where none is given."""
     x = op.arguments[0]
     shifts, named = op.argument(1, "shifts"), op.argument(2, "dims", ())
     shifts, named = ([value] if isinstance(value, int) else list(value or ()) for value in (shifts, named))
@@ -277,7 +277,7 @@ def _affine_grid(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("_weight_norm_interface", "_weight_norm_interface_backward")
 def _weight_norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """A CTA a filter: its norm first, then the weights again, scaled; backward has the gradient beside them."""
+    """One CTA per filter: its norm first, then the weights again, scaled; backward reads the gradient too."""
     weights = op.outputs[0]
     read = 2 * sum(x.bytes for x in op.inputs if x.elements == weights.elements)
     yield over("norm", weights, read_bytes=read, written_bytes=total_bytes(op.outputs), tensors=len(op.inputs))

@@ -77,8 +77,8 @@ def launch(part: str, op: str, count: float = 1, **given: Any) -> Launch:
 
 
 def vectorised(part: str, op: str, x: Tensor, dtype: str | None = None, **given: Any) -> Launch:
-    """A kernel that takes a tensor as one long vector: how wide its last axis is does not matter, so that narrow ones
-    are forecast in a width that was measured."""
+    """A kernel that treats a tensor as one long vector: the width of its last axis does not matter, so narrow tensors
+    are forecast with a width that was measured."""
     rows, cols = split(x.elements, x.cols if x.cols >= _NARROW else _WIDTH)
     if cols < _NARROW <= x.elements:
         rows, cols = max(1, round(x.elements / _WIDTH)), min(_WIDTH, x.elements)
@@ -174,7 +174,7 @@ _PRODUCTS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "_grouped_mm": 0, "addmm": 1, "
 
 
 def op_flops(op: Op) -> int:
-    """0 for an op that is no product, convolution or attention."""
+    """FLOPs of an op; 0 unless it is a product, convolution or attention."""
     if op.name in _PRODUCTS:
         a, b = op.arguments[_PRODUCTS[op.name] :][:2]
         return 2 * math.prod(a.shape) * int(b.shape[-1])
