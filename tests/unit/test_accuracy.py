@@ -19,7 +19,7 @@ from kernelcast_lab.data.serving import served_cases, serving_points
 from kernelcast_lab.evaluate.served import Compared, static_batches
 from kernelcast_lab.evaluate.serving_points import closed_loops
 from kernelcast_lab.evaluate.under_load import vllm_runs
-from kernelcast_lab.evaluate.words import left_out
+from kernelcast_lab.evaluate.unspecified import left_out
 from kernelcast_lab.fit.fit import sampled
 
 DATA = os.environ.get("KERNELCAST_DATA")

@@ -9,13 +9,13 @@ import pytest
 from kernelcast.errors import KernelcastError
 from kernelcast.training.step import STEP
 from kernelcast_lab.collect.store import load_cases
-from kernelcast_lab.evaluate.traced import MEASURED, Found, chosen_cases, evaluate, summary
+from kernelcast_lab.evaluate.traced import MEASURED, ForecastCase, chosen_cases, evaluate, summary
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Found]:
+def found() -> list[ForecastCase]:
     return evaluate(load_cases(MEASURED), STEP)
 
 
@@ -24,24 +24,26 @@ def mean(values: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize(("training", "kernels", "wall"), [(False, 0.06, 0.10), (True, 0.08, 0.12)])
-def test_the_sum_of_kernels_and_the_wall_time(found: list[Found], training: bool, kernels: float, wall: float) -> None:
+def test_the_sum_of_kernels_and_the_wall_time(
+    found: list[ForecastCase], training: bool, kernels: float, wall: float
+) -> None:
     mine = [f for f in found if (f.case.case.mode == "training") == training]
     assert len(mine) == (22 if training else 51)
     assert mean([f.kernel_error for f in mine]) <= kernels
     assert mean([f.wall_error for f in mine]) <= wall
 
 
-def test_launch_bound_runs_are_recognised(found: list[Found]) -> None:
+def test_launch_bound_runs_are_recognised(found: list[ForecastCase]) -> None:
     assert sum(f.launch_bound == f.step.launch_bound for f in found) >= 0.9 * len(found)
     assert any(f.launch_bound for f in found) and not all(f.launch_bound for f in found)
 
 
-def test_the_interval_holds_about_eight_of_ten(found: list[Found]) -> None:
+def test_the_interval_holds_about_eight_of_ten(found: list[ForecastCase]) -> None:
     inside = [f.step.low_s <= f.case.wall_ms / 1e3 <= f.step.high_s for f in found]
     assert 0.7 <= sum(inside) / len(inside) <= 0.92
 
 
-def test_every_op_is_known_and_memory_is_what_the_allocator_said(found: list[Found]) -> None:
+def test_every_op_is_known_and_memory_is_what_the_allocator_said(found: list[ForecastCase]) -> None:
     assert min(f.step.coverage for f in found) > 0.98
     # training of Llama in bf16: what lives at the peak, without the context and what is lost to fragments
     llama = next(f for f in found if f.case.case.id == "llama-3.1-8b/l32/training/eager/bf16/b4/s512")

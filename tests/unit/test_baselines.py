@@ -288,7 +288,7 @@ def test_fitting_learns_and_is_repeatable(kind: str) -> None:
     seen = np.arange(1500) < 1200
 
     def error(model: Predictor) -> float:
-        pairs = [(time_s(model, asked), truth) for asked, truth in baselines.questions(columns, "gemm", ~seen)]
+        pairs = [(time_s(model, asked), truth) for asked, truth in baselines.measured_inputs(columns, "gemm", ~seen)]
         return float(np.mean(np.concatenate([np.abs(p - t) / t for p, t in pairs])))
 
     short, long = (fit(columns, "gemm", epochs=epochs, seed=1, rows=seen) for epochs in (1, 40))

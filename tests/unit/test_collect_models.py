@@ -19,7 +19,7 @@ from kernelcast.collect.session import DeviceLostError
 from kernelcast.diagnose.chrome_events import NAME_CHARS, shape_text, short_name
 from kernelcast.errors import KernelcastError
 from kernelcast_lab.cli import models as cli_models
-from kernelcast_lab.collect.cases import MODELS, Case, case_table, chosen, cut, parameter_count
+from kernelcast_lab.collect.cases import MODELS, Case, case_table, chosen, parameter_count, with_layers
 from kernelcast_lab.collect.measure import measure, measure_parts
 from kernelcast_lab.collect.store import Journal, Measured, StepTiming, Timing, load_cases, pack
 from kernelcast_lab.collect.trace import (
@@ -81,7 +81,7 @@ def test_parameters_of_fewer_layers() -> None:
     # 3 x 2048 x 768, a router of 128 x 2048, 2 norms of 2048.
     layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 256 + 128 * 3 * 2048 * 768 + 128 * 2048 + 4096
     full = MODELS["qwen3-30b-a3b"]
-    assert parameter_count(full) - parameter_count(cut(full, 12)) == 36 * layer
+    assert parameter_count(full) - parameter_count(with_layers(full, 12)) == 36 * layer
 
 
 def test_only() -> None:
@@ -334,7 +334,8 @@ def test_pack_and_load(tmp_path: Path) -> None:
     assert first.case == TABLE[0]
     assert first.config == MODELS["llama-3.1-8b"]
     assert first.measured == MEASURED
-    assert (first.wall_ms, first.kernel_sum_ms, len(first.kernels), len(first.ops)) == (2.0, 1.0, 3, 3)
+    profile = first.measured.profile
+    assert (first.wall_ms, first.kernel_sum_ms, len(profile.kernels), len(profile.ops)) == (2.0, 1.0, 3, 3)
     assert first.environment == {"gpu": "NVIDIA H200", "before": {"clocks.sm": "345"}, "after": {"clocks.sm": "1980"}}
     assert moe.config["num_hidden_layers"] == 12
     bytes_before = packed.read_bytes()

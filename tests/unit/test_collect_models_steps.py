@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from kernelcast_lab.collect.cases import MODELS, Case, Config, cut, parameter_count  # noqa: E402
+from kernelcast_lab.collect.cases import MODELS, Case, Config, parameter_count, with_layers  # noqa: E402
 from kernelcast_lab.collect.run import time_steps, trace_events  # noqa: E402
 from kernelcast_lab.collect.steps import build, make_step  # noqa: E402
 
@@ -26,7 +26,7 @@ DECODERS = [name for name in MODELS if name != "bert-large"]
 
 
 def _small(name: str) -> Config:
-    return cut({key: SMALL.get(key, value) for key, value in MODELS[name].items()}, 2)
+    return with_layers({key: SMALL.get(key, value) for key, value in MODELS[name].items()}, 2)
 
 
 def _case(name: str, mode: Any, dtype: str) -> Case:

@@ -10,7 +10,7 @@ import pytest
 from test_lab_serving import write
 
 from kernelcast_lab.data import serving
-from kernelcast_lab.data.inferencex import RUNS, UNTOLD, guessed
+from kernelcast_lab.data.inferencex import RUNS, UNKNOWN, draft_tokens_of
 
 DUMP = "db-dump/2026-04-27; config_id=1"
 _PARTS = ("decode", "prefill")
@@ -69,11 +69,13 @@ def split(decode_dp: float = 1.0, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_run_is_told_by_its_image_and_its_day(changes: dict[str, Any], guesses: int) -> None:
-    assert guessed([row(**{"version": "1.2.0rc6.post3", **changes})]) == [guesses]
+    assert draft_tokens_of([row(**{"version": "1.2.0rc6.post3", **changes})]) == [guesses]
 
 
 def test_every_run_says_which_gpus_and_where_it_is_public() -> None:
-    assert all(run.gpus and run.source.startswith("https://") and run.guesses >= run.guesses_dp >= 1 for run in RUNS)
+    assert all(
+        run.gpus and run.source.startswith("https://") and run.draft_tokens >= run.draft_tokens_dp >= 1 for run in RUNS
+    )
     assert {run.mode for run in RUNS} == {"agg", "disagg"}
 
 
@@ -85,13 +87,13 @@ def test_what_the_dump_has_too_is_without() -> None:
         row("1.2.0rc6.post3", id="its twin", silicon_ttft_ms=300.3, silicon_tpot_ms=12.04),
         row("1.2.0rc6.post3", id="another", in_flight=16, batch_size=16.0, **other),
     ]
-    assert guessed(rows) == [0, 0, 3]
+    assert draft_tokens_of(rows) == [0, 0, 3]
 
 
 def test_an_export_without_a_day_takes_that_of_its_twin() -> None:
     first = row("1.1.0rc2.post2", "2026-01-14")
-    assert guessed([first, row("1.1.0rc2.post2", id="dayless")]) == [3, 3]
-    assert guessed([first, row("1.1.0rc2.post2", id="dayless", silicon_tpot_ms=13.0)]) == [3, 0]
+    assert draft_tokens_of([first, row("1.1.0rc2.post2", id="dayless")]) == [3, 3]
+    assert draft_tokens_of([first, row("1.1.0rc2.post2", id="dayless", silicon_tpot_ms=13.0)]) == [3, 0]
 
 
 # ---- sweeps of both sorts ----
@@ -99,34 +101,34 @@ def test_an_export_without_a_day_takes_that_of_its_twin() -> None:
 
 def test_of_two_unlike_points_of_one_setting_the_faster_guesses() -> None:
     slow, fast = (sglang("2026-03-25", id=name, silicon_tpot_ms=tpot_ms) for name, tpot_ms in (("s", 14.0), ("f", 8.0)))
-    assert guessed([slow, fast]) == [0, 2]
-    assert guessed([fast, slow]) == [2, 0]  # whichever comes first
+    assert draft_tokens_of([slow, fast]) == [0, 2]
+    assert draft_tokens_of([fast, slow]) == [2, 0]  # whichever comes first
     elsewhere = {**slow, "tp_size": 4.0}  # another setting: neither has a twin
-    assert guessed([elsewhere, fast]) == [UNTOLD, UNTOLD]
+    assert draft_tokens_of([elsewhere, fast]) == [UNKNOWN, UNKNOWN]
 
 
 def test_without_two_unlike_twins_nobody_can_tell() -> None:
     alone = sglang("2026-03-25")
-    assert guessed([alone]) == [UNTOLD]
-    assert guessed([alone, sglang("2026-03-25", id="as fast")]) == [UNTOLD, UNTOLD]
+    assert draft_tokens_of([alone]) == [UNKNOWN]
+    assert draft_tokens_of([alone, sglang("2026-03-25", id="as fast")]) == [UNKNOWN, UNKNOWN]
     three = [sglang("2026-03-25", id=str(tpot_ms), silicon_tpot_ms=tpot_ms) for tpot_ms in (8.0, 11.0, 14.0)]
-    assert guessed(three) == 3 * [UNTOLD]
-    assert guessed([sglang("2026-03-24")]) == [0]  # the day before
+    assert draft_tokens_of(three) == 3 * [UNKNOWN]
+    assert draft_tokens_of([sglang("2026-03-24")]) == [0]  # the day before
 
 
 def test_the_dump_tells_one_of_two() -> None:
     """The plain point of a sweep of both: the dump has it. Its twin of the same setting is the faster."""
     plain, twin = sglang("2026-03-25", silicon_tpot_ms=14.0), sglang("2026-03-25", id="fast", silicon_tpot_ms=8.0)
     dump = sglang("2026-03-25", source=DUMP, silicon_tpot_ms=14.0)
-    assert guessed([dump, plain, twin]) == [0, 0, 2]
+    assert draft_tokens_of([dump, plain, twin]) == [0, 0, 2]
 
 
 def test_attention_dp_of_those_that_decode_counts_in_split_deployments() -> None:
     both = [split(silicon_tpot_ms=20.0), split(silicon_tpot_ms=11.0)]
-    assert guessed(both) == [0, 3]
+    assert draft_tokens_of(both) == [0, 3]
     ranks = [split(4.0, silicon_tpot_ms=20.0), split(4.0, silicon_tpot_ms=11.0)]
-    assert guessed(ranks) == [0, 1]
-    assert guessed([split()]) == [UNTOLD]
+    assert draft_tokens_of(ranks) == [0, 1]
+    assert draft_tokens_of([split()]) == [UNKNOWN]
 
 
 # ---- what becomes of it ----

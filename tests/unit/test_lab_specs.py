@@ -10,7 +10,7 @@ import pytest
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import gpu
-from kernelcast_lab.data.specs import LEAST_CALLS, Found, by_gpu, of_format
+from kernelcast_lab.data.specs import LEAST_CALLS, SustainedSpecs, by_gpu, of_format
 
 H200 = gpu("h200_sxm")
 PEAK = H200.tensor_flops_per_s("bf16")
@@ -73,7 +73,12 @@ def test_an_engines_quantisation_is_taken_off() -> None:
 
 
 def test_as_fields_of_a_gpu_file() -> None:
-    fields = by_gpu([Found("h200_sxm", "bf16", 90, 0.88, 0.7, 0.87, 2.6e-6), Found("h200_sxm", "fp8", 90, 0.75, 0.6)])
+    fields = by_gpu(
+        [
+            SustainedSpecs("h200_sxm", "bf16", 90, 0.88, 0.7, 0.87, 2.6e-6),
+            SustainedSpecs("h200_sxm", "fp8", 90, 0.75, 0.6),
+        ]
+    )
     assert fields == {
         "h200_sxm": {
             "sustained_tensor_fractions": {"fp8": 0.75},

@@ -29,7 +29,7 @@ from kernelcast_lab.evaluate.splits import generation_out
 from kernelcast_lab.evaluate.transfer import TransferPoint, TransferSettings, as_catalogued, score_left_out
 from kernelcast_lab.evaluate.transfer_report import (
     GENERATION,
-    ONE_GPU,
+    SINGLE_GPU,
     group_means,
     lines,
     overall_means,
@@ -231,7 +231,7 @@ def test_means_are_over_draws_then_gpus_then_generations(tmp_path: Path) -> None
     assert whole[GENERATION, "30 calls", "GEMM bf16+fp8"].mean == pytest.approx((4 + 14 + 8 + 10) / 4)
     told = write_transfer(points, tmp_path).read_text()
     assert "| a generation | 30 calls | 9.0 (8, **missed**) |" in told
-    assert f"| {ONE_GPU} | catalogue | 5.1 (5.5, met) |" in told
+    assert f"| {SINGLE_GPU} | catalogue | 5.1 (5.5, met) |" in told
     assert "| Hopper | 30 calls | 90.0 |" in told  # apart from the rest
     shown = [line["left out"] for line in lines(points)]
-    assert shown == [ONE_GPU, GENERATION, "h200_sxm", "gb300", "A100", "L40S", "Hopper", "Blackwell"]
+    assert shown == [SINGLE_GPU, GENERATION, "h200_sxm", "gb300", "A100", "L40S", "Hopper", "Blackwell"]

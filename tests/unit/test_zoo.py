@@ -31,7 +31,7 @@ def test_cases_were_measured_on_both_machines() -> None:
     cases = read_cases(ZOO)
     assert len({case.build for case in cases}) >= 24 and {case.mode for case in cases} == {"inference", "training"}
     for machine in measured(ZOO):
-        left = {case.function for case in set(cases) - {ran.case for ran in machine.ran}}
+        left = {case.function for case in set(cases) - {model.case for model in machine.models}}
         assert left <= {"graph_sage", "gat"}  # there was no time for their walls on the second
         assert machine.gpu == "h200_sxm"
 
@@ -42,7 +42,7 @@ def test_kernels_of_the_zoo(found: list[Replayed]) -> None:
     assert told["cases"] == len(WORDS) and told["kernels_error"] < 8
     # grouped filters of 56 channels loop over slow kernels; an LSTM's kernels of two streams slow one another
     known = {"regnet_y_8gf/training/bf16/32", "lstm_language_model/inference/bf16/32x35"}
-    far = {one.ran.case.id for one in found if abs(one.kernel_error) > 20.5}
+    far = {one.measured.case.id for one in found if abs(one.kernel_error) > 20.5}
     assert far <= known
 
 

@@ -22,13 +22,13 @@ Arrays = dict[str, Floats]
 
 @dataclass(frozen=True)
 class FamilyNet:
-    """Encoder and layers of one family; it is told the op and the dtype, but no stack and no GPU by name."""
+    """Encoder and layers of one family; its inputs include op, dtype, library and stack, but not the GPU's name."""
 
     encoder: Encoder
     layers: Layers
 
     def __call__(self, values: Floats, choices: Mapping[str, str]) -> Array:
-        """(rows, outputs) of rows that share their words."""
+        """(rows, outputs) of rows that share their choices."""
         return self.layers(self.encoder.numbers(values), self.encoder.positions(choices)).astype(np.float64)
 
     def to_arrays(self, family: str) -> tuple[Arrays, dict[str, Any]]:
@@ -68,8 +68,8 @@ class NetBaseline:
         arrays: Arrays = {}
         about: dict[str, Any] = {"name": self.name, "families": {}}
         for family, net in self.nets.items():
-            own, about["families"][family] = net.to_arrays(family)
-            arrays |= own
+            family_arrays, about["families"][family] = net.to_arrays(family)
+            arrays |= family_arrays
         return arrays, about
 
     @classmethod
@@ -82,7 +82,7 @@ class NetBaseline:
 
 
 def categorical_inputs(question: PredictorInput) -> dict[str, str]:
-    """What a network may know by name: the originals have one model a kernel, so library and stack are words too."""
+    """Op, dtype, library and stack: the originals have one model a kernel."""
     named = {name: question.calls.choice(name) for name in ("dtype", "backend", "stack")}
     return {"op": question.kernel.op, **{name: str(choice) for name, choice in named.items() if choice is not None}}
 

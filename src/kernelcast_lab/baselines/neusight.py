@@ -8,8 +8,8 @@ FLOP/s of an SM, its bytes over the bandwidth of an SM, and its bytes over the m
 
 Where this differs from the original: the tile is kernelcast's best candidate, not that of the nearest profiled kernel
 (which this data does not have, and which is often wrong), and this makes the baseline stronger; a tile's bytes are its
-share of the compulsory ones; the network is 4×256 rather than 8×512, so that its weights ship small; it is told op and
-dtype. A call of several kernels adds up: the law for those with tiles, bytes over bandwidth for the rest.
+share of the compulsory ones; the network is 4×256 rather than 8×512, so that its weights ship small; op and
+dtype are inputs. A call of several kernels adds up: the law for those with tiles, bytes over bandwidth for the rest.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ SMs) and for the busiest SM (``sm_max``), and the GPU's own rates. Its output is
 Kept as published, faults too: absolute cycles and specs, and efficiency against math alone, so that targets of
 memory-bound kernels are near 0. Kernels of one call add up before the network sees them. Beyond the original: tasks,
 schedules and tiles are kernelcast's own rather than those of the nearest profiled shape, stores count beside loads,
-and one network serves all dtypes of a family, which it is told. Collectives, for which the original has a random forest
-a GPU, get the roofline.
+and one network serves all dtypes of a family, with the dtype as an input. Collectives, for which the original has a
+random forest a GPU, get the roofline.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def theoretical_s(whole_s: Array) -> Array:
 
 
 def specs(gpu: Gpu, math: str) -> dict[str, float]:
-    """The GPU as numbers: SMs, clock, and what one clock brings, bandwidths of the chip among them."""
+    """The GPU as numbers: SMs, clock, and rates per clock, bandwidths among them."""
     return {
         "sm_count": gpu.sm_count,
         "clock_mhz": gpu.clock_boost_hz / 1e6,

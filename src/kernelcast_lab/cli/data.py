@@ -12,7 +12,7 @@ import typer
 from kernelcast.app.cli.commands import Command, CommandGroup, Json, with_examples
 from kernelcast.app.report import json as as_json
 from kernelcast.errors import KernelcastError, refuse_unknown
-from kernelcast_lab.cli.fit import Families, Folders, with_tables
+from kernelcast_lab.cli.fit import Families, Folders, say, with_tables
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,15 +63,13 @@ def import_source(
     if output.exists() and not output.is_dir():
         raise KernelcastError(f"{output} is a file; -o takes a folder")
     importing = import_tables if source == "tables" else partial(import_checkout, source)
-    summary = importing(
-        path, output, replace=replace, progress=lambda text: typer.echo(f"kernelcast: {text}", err=True)
-    )
+    summary = importing(path, output, replace=replace, progress=say)
     if json:
         print(as_json.to_json(summary))
         return
     _print_tables(summary["tables"])
     kept = sum(line["rows"] for line in summary["tables"])
-    typer.echo(f"kernelcast: {kept:,} rows -> {output}", err=True)
+    say(f"{kept:,} rows -> {output}")
 
 
 def list_folder(
@@ -139,12 +137,10 @@ def pack_rows(
     refuse_unknown("family", family, FAMILIES)
     if output.exists() and not output.is_dir():
         raise KernelcastError(f"{output} is a file; -o takes a folder")
-    lines = pack(
-        with_tables(data), output, family or FAMILIES, lambda message: typer.echo(f"kernelcast: {message}", err=True)
-    )
+    lines = pack(with_tables(data), output, family or FAMILIES, say)
     if json:
         print(as_json.to_json(lines))
-    typer.echo(f"kernelcast: {sum(line['bytes'] for line in lines) / 1e6:.1f} MB -> {output}", err=True)
+    say(f"{sum(line['bytes'] for line in lines) / 1e6:.1f} MB -> {output}")
 
 
 def show_specs(data: Folders = None, json: Json = False) -> None:
@@ -153,9 +149,9 @@ def show_specs(data: Folders = None, json: Json = False) -> None:
     Large products' share of the peak by format, the same of those that last (power), DRAM's share by products with
     few rows, and what the smallest take; beside them what the catalogue has.
     """
-    from kernelcast_lab.data.specs import by_gpu, found_in
+    from kernelcast_lab.data.specs import by_gpu, specs_in
 
-    result = found_in(with_tables(data))
+    result = specs_in(with_tables(data))
     if json:
         print(as_json.to_json(by_gpu(result)))
         return

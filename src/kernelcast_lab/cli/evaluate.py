@@ -1,4 +1,4 @@
-"""``kernelcast evaluate``: how far predictions are from what was measured, in percent of the measured time."""
+"""``kernelcast evaluate``: errors of forecasts, in percent of the measured time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelcast.app.cli.commands import Command, CommandGroup, Json, PredictorNa
 from kernelcast.app.questions.shared import resolve_conditions
 from kernelcast.app.report import json as as_json
 from kernelcast.errors import KernelcastError, refuse_unknown
-from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, with_tables
+from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, say, with_tables
 
 if TYPE_CHECKING:
     from kernelcast_lab.evaluate.transfer import TransferSettings
@@ -26,7 +26,7 @@ Names = list[str] | None
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="folder of measured tables; default: KERNELCAST_DATA")
 ]
-Only = Annotated[Names, typer.Option("--only", metavar="TEXT", help="cases with this in their names")]
+Only = Annotated[Names, typer.Option("--only", metavar="TEXT", help="cases whose id contains this; may be repeated")]
 _PARQUET = (
     "python -c \"import duckdb; [duckdb.sql(f\\\"COPY (FROM '{name}.csv') TO 'measured/SOURCE/{name}.parquet'\\\")"
     ' for name in NAMES]"'
@@ -97,15 +97,15 @@ class Evaluations(CommandGroup):
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
     group.callback()(_evaluate)
-    for command in (tables, served, load, words, traced, energy, neusight, tuning, tuning_gpus, learning_curve,
+    for command in (tables, served, load, unspecified, traced, energy, neusight, tuning, tuning_gpus, learning_curve,
                     transfer):  # fmt: skip
-        name = command.__name__.replace("_", "-")
+        name = "words" if command is unspecified else command.__name__.replace("_", "-")
         group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
     app.add_typer(group, name="evaluate")
 
 
 def _evaluate(ctx: typer.Context) -> None:
-    """How far predictions are from what was measured, in percent of the measured time.
+    """Errors of forecasts, in percent of the measured time.
 
     Options without the name of an evaluation are those of 'tables': kernelcast evaluate -o DIR.
     """
@@ -123,7 +123,7 @@ def tables(
         Names,
         typer.Option(
             "--task",
-            help="GEMM bf16+fp8, attention prefill, attention decode, fused MoE; only where asked for: latent, DSA,"
+            help="GEMM bf16+fp8, attention prefill, attention decode, fused MoE; only where named: latent, DSA,"
             " compressed or block-sparse layer prefill or decode, parts of sparse layers, linear attention, DeepEP,"
             " NVLink all-to-all, wide experts",
         ),
@@ -134,9 +134,9 @@ def tables(
     workers: Annotated[int, typer.Option("--workers", min=1, help="processes")] = 1,
     json: Json = False,
 ) -> None:
-    """Score the predictors on measured kernels that they never saw.
+    """Score the predictors on held-out measured kernels.
 
-    Writes scores.json, accuracy.md and plots; a run that was cut off goes on where it stopped.
+    Writes scores.json, accuracy.md and plots; an interrupted run goes on where it stopped.
     """
     needs_torch()
     from kernelcast_lab.evaluate.report import means, write_report
@@ -146,12 +146,12 @@ def tables(
     evaluation = Evaluation(tuple(split or ()), tuple(task or ()), tuple(predictor or PREDICTORS), rows=rows, seed=seed)
     folders = with_tables(data)
     read = functools.cache(lambda family: family_columns(folders, family))
-    scores = evaluate(read, evaluation, out / "scores.json", _say, workers)
-    _say(f"{len(scores)} scores -> {write_report(scores, out)}")
+    scores = evaluate(read, evaluation, out / "scores.json", say, workers)
+    say(f"{len(scores)} scores -> {write_report(scores, out)}")
     if json:
         print(as_json.to_json([asdict(score) for score in scores]))
     else:
-        _tell(means(scores))
+        _print_figures(means(scores))
 
 
 def served(
@@ -175,7 +175,7 @@ def served(
             result |= figures(data)
     if not result:
         raise KernelcastError(f"none of {', '.join(table for table, _ in known.values())} is in these tables")
-    _tell(result, json)
+    _print_figures(result, json)
 
 
 def load(
@@ -187,10 +187,10 @@ def load(
     from kernelcast_lab.evaluate.under_load import SOURCES, figures
 
     refuse_unknown("source of servers under load", source or (), SOURCES)
-    _tell(figures(data, source or SOURCES), json)
+    _print_figures(figures(data, source or SOURCES), json)
 
 
-def words(
+def unspecified(
     data: Folders = None,
     family: Families = [],  # noqa: B006  Typer copies it
     without: Annotated[
@@ -200,8 +200,8 @@ def words(
     weights: WeightsFolder = None,
     as_json: Json = False,
 ) -> None:
-    """What leaving out backend, page_size or stack costs, on shapes that no fit saw."""
-    from kernelcast_lab.evaluate.words import FAMILIES, gpu_out, left_out
+    """Errors of calls without backend, page_size or stack, on held-out shapes."""
+    from kernelcast_lab.evaluate.unspecified import FAMILIES, gpu_out, left_out
     from kernelcast_lab.fit.families import fitting_columns
     from kernelcast_lab.fit.recipes import recipe
 
@@ -213,8 +213,8 @@ def words(
         columns = fitting_columns(folders, name, recipe(name).data)
         lines += gpu_out(columns, name, without, rows) if without else left_out(columns, name, conditions)
     if not lines:
-        raise KernelcastError("no measured call of a shape that no fit saw in these tables")
-    _tell({"words": lines}, as_json)
+        raise KernelcastError("no measured call of a held-out shape in these tables")
+    _print_figures({"words": lines}, as_json)
 
 
 def traced(
@@ -232,21 +232,16 @@ def traced(
 
     chosen = resolve_conditions(None, "model", predictor, weights=weights).predictor
     shown = ("case", "kernels_ms", "kernels_error", "wall_ms", "wall_error", "launch_bound", "told")
-    _tell(figures(chosen_cases(measured or MEASURED, only or ()), chosen), json, {"cases": shown})
+    _print_figures(figures(chosen_cases(measured or MEASURED, only or ()), chosen), json, {"cases": shown})
 
 
-def energy(
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="TEXT", help="cases whose id has this in it; may be repeated")
-    ] = None,
-    json: Json = False,
-) -> None:
+def energy(only: Only = None, json: Json = False) -> None:
     """Joules of whole models' steps that this project measured on an H200, against forecasts."""
     needs_torch()
     from kernelcast_lab.evaluate.traced import ENERGY_MEASURED, energy_cases, energy_figures
 
     shown = ("case", "joules", "joules_error", "watts", "watts_error", "time_error", "inside")
-    _tell(energy_figures(energy_cases(ENERGY_MEASURED, only or ())), json, {"cases": shown})
+    _print_figures(energy_figures(energy_cases(ENERGY_MEASURED, only or ())), json, {"cases": shown})
 
 
 def neusight(
@@ -258,7 +253,7 @@ def neusight(
     from kernelcast_lab.evaluate.neusight import figures
 
     chosen = resolve_conditions(None, "model", predictor, weights=weights).predictor
-    _tell(figures(model_cases(data), chosen), json)
+    _print_figures(figures(model_cases(data), chosen), json)
 
 
 def tuning(
@@ -271,7 +266,7 @@ def tuning(
     predictor: PredictorName = "learned",
     json: Json = False,
 ) -> None:
-    """How good `kernelcast tune` is, against sweeps of all configs of shapes that no fit has seen.
+    """How good `kernelcast tune` is, against sweeps of all configs of held-out shapes.
 
     Regrets are shares of the best config's time; over_vllm and over_sglang: speed-ups over the engines' defaults.
     """
@@ -280,7 +275,7 @@ def tuning(
     conditions = resolve_conditions(None, "model", predictor)
     result = figures(*chosen_sweeps(sweeps or SWEEPS, only or ()), top, more, conditions)
     shown = ("kernel", "shape", "spearman", "tuned", "tuned_us", "regret_finals", "over_vllm", "over_sglang")
-    _tell(result, json, {"shapes": shown, "kernels": ()})
+    _print_figures(result, json, {"shapes": shown, "kernels": ()})
 
 
 def tuning_gpus(
@@ -295,7 +290,7 @@ def tuning_gpus(
     needs_torch()
     from kernelcast_lab.evaluate.tuning_gpus import figures
 
-    _tell(figures(with_tables(data), gpu or (), _say), json)
+    _print_figures(figures(with_tables(data), gpu or (), say), json)
 
 
 def learning_curve(
@@ -331,13 +326,13 @@ def learning_curve(
     points = []
     for name in family:
         columns = family_columns(folders, name)
-        for place in gpu_ids:
+        for gpu_id in gpu_ids:
             points += curves.learning_curve(
-                columns, name, place, settings, source=source, by=by or (), seed=seed, say=_say
+                columns, name, gpu_id, settings, source=source, by=by or (), seed=seed, say=say
             )
-            _say(f"{len(points)} points -> {curves.write_curves(points, out)}")
+            say(f"{len(points)} points -> {curves.write_curves(points, out)}")
     result = {"points": [asdict(point) for point in points], "mean_error": curves.curve_lines(points)}
-    _tell(result, json, {"points": ()})
+    _print_figures(result, json, {"points": ()})
 
 
 def transfer(
@@ -345,7 +340,7 @@ def transfer(
         Path | None, typer.Option("-o", "--out", metavar="DIR", file_okay=False, help="folder of the pieces")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="DIR", help="only read the pieces of a folder, and tell them")
+        Path | None, typer.Option("--report", metavar="DIR", help="only report the pieces of a folder")
     ] = None,
     data: Folders = None,
     family: Families = [],  # noqa: B006  Typer copies it
@@ -359,7 +354,9 @@ def transfer(
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 400_000,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over them")] = 20,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="draws of the calls, up to 30 of each kind")] = 3,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="draws of the calls, up to 30 of each op and format")
+    ] = 3,
     source: Annotated[str, typer.Option("--source", help="its calls calibrate and test")] = "aiconfigurator",
     weights: Annotated[
         Path | None, typer.Option("--weights", metavar="DIR", help="score these, which did not see the GPU; no fit")
@@ -368,14 +365,15 @@ def transfer(
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="processes; default: one a core")] = None,
     json: Json = False,
 ) -> None:
-    """How well a GPU that no fit saw is forecast: by its datasheet, with measured specs, and after so many calls.
+    """How well a held-out GPU is forecast: by its datasheet, with measured specs, and after calibration calls.
 
-    A piece is a family and what is left out; those in the folder are not made again, so that a run may be cut off, and
-    machines may share the work. Writes transfer.md and transfer.png.
+    A piece is a family and what is left out; those in the folder are not made again, so that a run may be interrupted,
+    and machines may share the work. Writes transfer.md and transfer.png.
     """
     needs_torch()
+    from kernelcast.app.report.text import show
     from kernelcast_lab.evaluate.transfer import TransferSettings
-    from kernelcast_lab.evaluate.transfer_report import as_text, lines, read_pieces, write_transfer
+    from kernelcast_lab.evaluate.transfer_report import as_table, lines, read_pieces, write_transfer
 
     folder = report or out
     if folder is None or (report and out):
@@ -387,11 +385,11 @@ def transfer(
         )  # fmt: skip
         _make_pieces(folder, data, family, left_out, settings)
     points = read_pieces(folder)
-    _say(f"{len(points)} points -> {write_transfer(points, folder)}")
+    say(f"{len(points)} points -> {write_transfer(points, folder)}")
     if json:
-        _tell({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json)
+        _print_figures({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json)
     else:
-        typer.echo(as_text(points))
+        show(as_table(points))
 
 
 def _make_pieces(
@@ -407,17 +405,13 @@ def _make_pieces(
     if settings.weights is not None:
         resolve_conditions(None, "model", weights=settings.weights)  # refuses a folder that has none
     read = functools.partial(fitting_columns, with_tables(data))
-    transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, _say)
+    transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, say)
 
 
-def _say(text: str) -> None:
-    typer.echo(f"kernelcast: {text}", err=True)
-
-
-def _tell(result: Figures, json: bool = False, shown: Mapping[str, Sequence[str]] | None = None) -> None:
+def _print_figures(result: Figures, json: bool = False, shown: Mapping[str, Sequence[str]] | None = None) -> None:
     """As JSON, or a table each; ``shown``: the columns of a table that a terminal has room for."""
     if not any(result.values()):
-        raise KernelcastError("no scores: nothing that was measured is among what was asked for")
+        raise KernelcastError("no scores: no measured case matches")
     if json:
         print(as_json.to_json(result))
         return

@@ -91,12 +91,12 @@ def fit(
     done: dict[str, Any] = {}
     for name, members in recipes_of(family, recipe).items():
         if (out / f"{name}.safetensors").exists():
-            _say(f"{name} is in {out} already; remove it to fit again")
+            say(f"{name} is in {out} already; remove it to fit again")
             continue
         start = time.monotonic()
         columns = fitting_columns(folders, name, members.data)
         if not len(columns["op"]) and not (family or recipe):
-            _say(f"{name}: no measured call, left out")
+            say(f"{name}: no measured call, left out")
             continue
         settings = changed(
             members.settings, epochs=epochs, rows=rows, seed=seed, workers=workers or os.cpu_count() or 1
@@ -107,15 +107,15 @@ def fit(
         path = save(weights, out, named)
         save_about(out, named)
         done[name] = {"rows": weights.about["rows"], "seconds": round(time.monotonic() - start, 1), "file": str(path)}
-        _say(f"{name}: {weights.about['rows']:,} rows -> {path}")
+        say(f"{name}: {weights.about['rows']:,} rows -> {path}")
     other = save_about(out, named)
     if other:
-        _say(f"warning: {', '.join(other)} in {out} are of other versions than {named}")
+        say(f"warning: {', '.join(other)} in {out} are of other versions than {named}")
     if as_json:
         typer.echo(json.dumps(done))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     typer.echo(f"kernelcast: {text}", err=True)
 
 
@@ -124,7 +124,7 @@ def fit_power(
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE.toml", help="write the coefficients")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit the power model of a GPU on measured joules, and tell how far off it is on calls that were left out."""
+    """Fit the power model of a GPU on measured joules, and print its errors on held-out calls."""
     from kernelcast_lab.fit import power
 
     rows = power.read_power(table)

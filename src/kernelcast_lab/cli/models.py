@@ -28,7 +28,7 @@ def collect_models(
         str, typer.Option("--budget", metavar="TIME", help="stop in time, as in 240s, 5m or 1h, start included")
     ] = "240s",
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="WORD", help="cases whose id holds this word; may be repeated")
+        list[str] | None, typer.Option("--only", metavar="TEXT", help="cases whose id contains this; may be repeated")
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="run cases again that failed before")] = False,
     list_only: Annotated[bool, typer.Option("--list", help="show the cases in their order and stop")] = False,
@@ -43,10 +43,10 @@ def collect_models(
 ) -> None:
     """Measure whole models on this machine's GPU. Needs PyTorch, transformers and CUDA, and no file of any model.
 
-    A run that is cut off goes on where it stopped: start it again with the same file. --pack makes the form that is
+    An interrupted run goes on where it stopped: start it again with the same file. --pack makes the form that is
     kept and that evaluations read.
     """
-    from kernelcast_lab.collect import cases as known
+    from kernelcast_lab.collect.cases import MODELS, chosen, parameter_count, with_layers
     from kernelcast_lab.collect.measure import measure_here
     from kernelcast_lab.collect.store import pack as packed
 
@@ -57,9 +57,9 @@ def collect_models(
     if zoo is not None:
         _zoo(zoo, out, pack, only or (), seconds)
         return
-    cases = known.chosen(only or ())
+    cases = chosen(only or ())
     if list_only:
-        weights = {case.id: known.parameter_count(known.cut(known.MODELS[case.model], case.layers)) for case in cases}
+        weights = {case.id: parameter_count(with_layers(MODELS[case.model], case.layers)) for case in cases}
         lines = [f"{name}  {count / 1e9:.2f}e9 weights" for name, count in weights.items()]
         typer.echo(to_json(weights) if json else "\n".join([*lines, f"{len(cases)} cases"]))
         return

@@ -24,14 +24,15 @@ def register(app: typer.Typer) -> None:
 def validate(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="folder of cases")] = Path("validation"),
     predictor: Annotated[str, typer.Option("--predictor", help="learned, generic, or a baseline")] = "learned",
-    seen: Annotated[bool, typer.Option("--seen", help="score shapes too that the weights were fitted on")] = False,
+    seen: Annotated[bool, typer.Option("--seen", help="also score shapes that the weights were fitted on")] = False,
     models: Annotated[bool, typer.Option("--models", help="whole models instead of kernels; needs PyTorch")] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="WORD", help="models whose case holds this; may be repeated")
+        list[str] | None,
+        typer.Option("--only", metavar="TEXT", help="models whose case id contains this; may be repeated"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict every call that was measured for this project, and print how far off that is."""
+    """Forecast every call that was measured for this project, and print the errors."""
     from kernelcast_lab.validate import overall, validate
 
     if models:
@@ -64,8 +65,8 @@ def _models(folder: Path, predictor: str, only: Sequence[str], as_json: bool) ->
 
     conditions = replace(STEP, predictor=predictor)
     with progress_bar() as start:
-        told = start("tracing")
-        result = replay(folder / FOLDER, conditions, only, lambda done, total: told(done, total, ""))
+        progress = start("tracing")
+        result = replay(folder / FOLDER, conditions, only, lambda done, total: progress(done, total, ""))
     if not result:
         wanted = f" whose case holds {' or '.join(only)}" if only else ""
         raise KernelcastError(f"{folder / FOLDER} has no measured model{wanted}")
@@ -74,22 +75,22 @@ def _models(folder: Path, predictor: str, only: Sequence[str], as_json: bool) ->
         typer.echo(json.dumps({"cases": [each.line for each in result], "summary": whole}))
         return
     several = len(whole["machines"]) > 1
-    numbers = ("kernels ms", "off", "wall ms", "wall off", "own host")
+    numbers = ("kernels ms", "error", "wall ms", "wall error", "own host")
     named = ("machine",) if several else ()
     table = plain_table("case", *named, *numbers, "inside", "launch-bound", right=numbers)
     table.columns[0].no_wrap = True
     for each in result:
-        bound = ("yes" if each.launch_bound else "no") + ("" if each.told_right else ", told wrong")
+        bound = ("yes" if each.launch_bound else "no") + ("" if each.launch_bound_right else ", forecast wrong")
         table.add_row(
-            each.ran.case.id, *((each.machine,) if several else ()), f"{each.ran.kernel_ms:.2f}",
-            f"{each.kernel_error:+.1f}", f"{each.ran.wall_ms:.2f}", f"{each.wall_error:+.1f}", f"{each.own_error:+.1f}",
-            "yes" if each.inside else "no", bound,
+            each.measured.case.id, *((each.machine,) if several else ()), f"{each.measured.kernel_ms:.2f}",
+            f"{each.kernel_error:+.1f}", f"{each.measured.wall_ms:.2f}", f"{each.wall_error:+.1f}",
+            f"{each.machine_host_error:+.1f}", "yes" if each.inside else "no", bound,
         )  # fmt: skip
     show(table)
-    show(f"\n{whole['cases']} cases of {whole['models']} models: kernels {whole['kernels_error']:.1f}% off, at most "
+    show(f"\n{whole['cases']} cases of {whole['models']} models: kernels {whole['kernels_error']:.1f}% error, at most "
          f"{whole['worst_kernels_error']:.0f}%")  # fmt: skip
     for name, of in whole["machines"].items():
-        show(f"{name}: wall {of['wall_error']:.1f}% off, {of['wall_error_own_host']:.1f}% with its own host; "
+        show(f"{name}: wall {of['wall_error']:.1f}% error, {of['wall_error_own_host']:.1f}% with its own host; "
              f"{of['inside']:.0%} inside the 80% interval; "
-             f"launch-bound told right {of['launch_bound_told_right']:.0%}")  # fmt: skip
+             f"launch-bound forecast right {of['launch_bound_told_right']:.0%}")  # fmt: skip
     show("own host: as collect --host measured it, or at the speed that the other half of the models had there")

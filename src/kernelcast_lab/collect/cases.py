@@ -1,8 +1,8 @@
 """Which whole models are measured, at which points, and in which order.
 
 A model is what its config.json on the Hugging Face hub says, as far as it changes the work: the catalogue of the
-product has it, nothing is downloaded. Cases come in two rounds: the first covers every model and mode, so that a run
-cut short still has all of them.
+product has it, nothing is downloaded. Cases come in two rounds: the first covers every model and mode, so that an
+interrupted run still has all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Mode = Literal["prefill", "decode", "training"]
 Launch = Literal["eager", "graph"]
 Config = dict[str, Any]
 
-# What running a model asks of its config beyond what forecasting does.
+# Fields of the config that running a model needs and forecasting does not.
 # fmt: off
 _RUNNING: dict[str, Config] = {
     "llama-3.1-8b": {
@@ -111,11 +111,11 @@ class Case:
 
 def case_table() -> tuple[Case, ...]:
     """Every case, the most useful first; those of one model and dtype lie together, for it is built once."""
-    return tuple(case for line in (_FIRST + _SECOND).splitlines() if line for case in _cases(line))
+    return tuple(case for line in (_FIRST + _SECOND).splitlines() if line for case in cases_of(line))
 
 
 def chosen(only: Iterable[str]) -> tuple[Case, ...]:
-    """The cases whose id holds one of these words (all for none)."""
+    """The cases whose id contains one of these (all for none)."""
     parts = tuple(only)
     table = case_table()
     for part in parts:
@@ -124,7 +124,8 @@ def chosen(only: Iterable[str]) -> tuple[Case, ...]:
     return tuple(case for case in table if not parts or any(part in case.id for part in parts))
 
 
-def _cases(line: str) -> Iterator[Case]:
+def cases_of(line: str) -> Iterator[Case]:
+    """The cases of a line of a table: model | mode [graph] [dtype] | sizes."""
     model, what, sizes = (part.strip() for part in line.split("|"))
     mode, *more = what.split()
     launch = "graph" if "graph" in more else "eager"
@@ -135,7 +136,7 @@ def _cases(line: str) -> Iterator[Case]:
         yield Case(model, mode, launch, dtype, batch, seq, layers)  # type: ignore[arg-type]
 
 
-def cut(config: Config, layers: int) -> Config:
+def with_layers(config: Config, layers: int) -> Config:
     """The config with so many layers."""
     return {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": layers}
 

@@ -13,36 +13,26 @@ import torch
 
 from kernelcast.collect.power_meter import Nvml, measured
 from kernelcast.collect.timing import Replays
-from kernelcast_lab.collect.cases import MODELS, Case
+from kernelcast_lab.collect.cases import Case, cases_of
 from kernelcast_lab.collect.run import CudaRunner, captured, environment
 from kernelcast_lab.collect.steps import make_step, set_precision
 
 # Steps in a CUDA graph, as an engine runs them; training is launched by the host.
 _POINTS = """
-llama-3.1-8b | decode   | 1x1024 16x1024 64x1024 16x4096 64x4096
-llama-3.1-8b | prefill  | 1x512 1x2048 8x1024 4x4096
-qwen3-4b     | decode   | 1x1024 16x4096 64x1024
-qwen3-4b     | prefill  | 1x512 1x2048 8x1024
-gpt2-xl      | decode   | 1x1024 64x1024
-gpt2-xl      | prefill  | 1x512 8x1024
-gpt2-xl      | training | 4x512
-llama-3.1-8b | training | 4x512
+llama-3.1-8b | decode graph  | 1x1024 16x1024 64x1024 16x4096 64x4096
+llama-3.1-8b | prefill graph | 1x512 1x2048 8x1024 4x4096
+qwen3-4b     | decode graph  | 1x1024 16x4096 64x1024
+qwen3-4b     | prefill graph | 1x512 1x2048 8x1024
+gpt2-xl      | decode graph  | 1x1024 64x1024
+gpt2-xl      | prefill graph | 1x512 8x1024
+gpt2-xl      | training      | 4x512
+llama-3.1-8b | training      | 4x512
 """
 
 
 def energy_cases() -> list[Case]:
     """Two or three models, prefill, decode and training."""
-    results = []
-    for line in _POINTS.split("\n"):
-        if not line.strip():
-            continue
-        model, mode, sizes = (part.strip() for part in line.split("|"))
-        layers = int(MODELS[model].get("num_hidden_layers") or MODELS[model]["n_layer"])
-        for size in sizes.split():
-            batch, seq = map(int, size.split("x"))
-            launch = "eager" if mode == "training" else "graph"
-            results.append(Case(model, mode, launch, "bf16", batch, seq, layers))  # type: ignore[arg-type]
-    return results
+    return [case for line in _POINTS.strip().splitlines() for case in cases_of(line)]
 
 
 def collect(out: Path, seconds: float, say: Callable[[str], None]) -> tuple[int, int]:
@@ -86,7 +76,7 @@ def _measured(case: Case, runner: CudaRunner, meter: Nvml) -> dict[str, Any]:
     if case.launch == "graph":
         try:
             step, launched = captured(eager), "graph"
-        except RuntimeError:  # a model that asks its device something cannot be captured
+        except RuntimeError:  # a model that synchronises with its device cannot be captured
             torch.cuda.synchronize()
     step()
     torch.cuda.synchronize()

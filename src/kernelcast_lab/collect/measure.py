@@ -1,5 +1,5 @@
 """Measure whole models on a CUDA GPU, as ``kernelcast collect-models`` does. Needs torch and transformers, and no file
-of any model. A run that is cut off goes on where it stopped: start it again with the same file."""
+of any model. An interrupted run goes on where it stopped: start it again with the same file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from kernelcast.collect.session import DeviceLostError
 from kernelcast.errors import KernelcastError
 from kernelcast_lab.collect.cases import Case
-from kernelcast_lab.collect.store import Journal, Measured, Timing, case_record, one_line
+from kernelcast_lab.collect.store import Journal, Measured, Timing, case_record, error_line
 
 FIRST_GUESS_S = 5.0  # what a case takes before any was timed; the first one builds a model and wakes the profiler
 Runner = Callable[[Case], Timing]
@@ -79,7 +79,7 @@ def measure_parts(
     say: Say = lambda line: None,
 ) -> Tally:
     """All cases timed, then all profiled: a profiler that ran once slows every launch of its process."""
-    timed = measure(cases, runner.timed, journal, left_s(), run, retry, say=say, kind="timing")
+    timed = measure(cases, runner.timed, journal, left_s(), run, retry, say=say, record_type="timing")
     timings = journal.timings()
     if timed.left:
         return Tally(0, 0, len(cases))
@@ -101,11 +101,11 @@ def measure(
     retry: bool = False,
     clock: Callable[[], float] = time.monotonic,
     say: Say = lambda line: None,
-    kind: str = "case",
+    record_type: str = "case",
 ) -> Tally:
     """Run the cases that the journal lacks, a line each, until the next would not fit in the budget."""
     start = clock()
-    done = journal.done(kind, retry)
+    done = journal.done(record_type, retry)
     waiting = [case for case in cases if case.id not in done]
     spent: list[float] = []
     failed = 0
@@ -119,9 +119,9 @@ def measure(
         try:
             result = runner(case)
         except Exception as error:  # any failure of a case is a fact about it; the others go on
-            result, lost = one_line(error), isinstance(error, DeviceLostError)
+            result, lost = error_line(error), isinstance(error, DeviceLostError)
         spent.append(clock() - begin)
-        journal.append(case_record(case, run, spent[-1], result, kind))
+        journal.append(case_record(case, run, spent[-1], result, record_type))
         failed += isinstance(result, str)
         say(_line(case, result, spent[-1]))
         if lost:

@@ -19,9 +19,9 @@ import torch
 from kernelcast._version import __version__
 from kernelcast.collect.session import DeviceLostError
 from kernelcast.diagnose.chrome_events import Event, load_trace
-from kernelcast_lab.collect.cases import MODELS, Case, cut
+from kernelcast_lab.collect.cases import MODELS, Case, with_layers
 from kernelcast_lab.collect.steps import Step, build, make_step, set_precision
-from kernelcast_lab.collect.store import Measured, Record, StepTiming, Timing, one_line
+from kernelcast_lab.collect.store import Measured, Record, StepTiming, Timing, error_line
 from kernelcast_lab.collect.trace import summarise, with_ops
 
 WARM_UPS = 5
@@ -60,7 +60,7 @@ class CudaRunner:
             try:
                 torch.cuda.synchronize()
             except Exception:
-                raise DeviceLostError(f"the CUDA context is lost: {one_line(error)}") from error
+                raise DeviceLostError(f"the CUDA context is lost: {error_line(error)}") from error
             raise
 
     def _clear(self) -> None:
@@ -98,17 +98,17 @@ class CudaRunner:
         return Measured(**vars(timing), profile=summarise(events))
 
     def _model_of(self, case: Case) -> Any:
-        kind = (case.model, case.layers, torch.bfloat16 if case.dtype == "bf16" else torch.float32)
-        if kind != self._built:
+        built = (case.model, case.layers, torch.bfloat16 if case.dtype == "bf16" else torch.float32)
+        if built != self._built:
             self._built, self._model = None, None  # before the next is built: both need not fit
             self._clear()
-            self._model = build(cut(MODELS[case.model], case.layers), case.dtype, self.device)
-            self._built = kind
+            self._model = build(with_layers(MODELS[case.model], case.layers), case.dtype, self.device)
+            self._built = built
         return self._model
 
 
 def captured(step: Step) -> Step:
-    """The step as one replay of a CUDA graph. Warm-ups on a side stream, as capturing asks for."""
+    """The step as one replay of a CUDA graph. Warm-ups on a side stream, as capturing needs."""
     side: Any = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

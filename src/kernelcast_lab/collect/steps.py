@@ -78,7 +78,7 @@ def _decode(model: Any, case: Case, device: torch.device) -> Step:
         "use_cache": True,
     }
     if model.config.model_type == "opt":
-        # OPT makes a mask when it gets none, and asks the device whether it masks anything, which no graph can hold.
+        # OPT makes a mask when it gets none, and synchronises to see whether it masks anything: no graph can hold that.
         options["attention_mask"] = torch.zeros(case.batch, 1, 1, case.seq, dtype=model.dtype, device=device)
     return _inference(model, tokens, options)
 

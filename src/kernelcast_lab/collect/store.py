@@ -1,7 +1,7 @@
 """Measured models as files: JSON lines while measuring, one gzipped JSON to keep.
 
-The first loses nothing when a run is cut off, and says which cases are done. The second is small, the same bytes for
-the same content, and is what validation reads.
+The first loses nothing when a run is interrupted, and says which cases are done. The second is small, the same bytes
+for the same content, and is what validation reads.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError
-from kernelcast_lab.collect.cases import MODELS, Case, Config, cut
+from kernelcast_lab.collect.cases import MODELS, Case, Config, with_layers
 from kernelcast_lab.collect.trace import KernelRow, OpRow, Other, StepProfile
 
 FORMAT = "kernelcast model cases 1"
 Record = dict[str, Any]
 
 
-def one_line(error: BaseException) -> str:
-    """'OutOfMemoryError: CUDA out of memory. …', cut to 300 characters."""
+def error_line(error: BaseException) -> str:
+    """'OutOfMemoryError: CUDA out of memory. …', at most 300 characters."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
@@ -73,13 +73,16 @@ class MeasuredCase:
     def kernel_sum_ms(self) -> float:
         return self.measured.profile.kernel_sum_ms
 
-    @property
-    def kernels(self) -> tuple[KernelRow, ...]:
-        return self.measured.profile.kernels
 
-    @property
-    def ops(self) -> tuple[OpRow, ...]:
-        return self.measured.profile.ops
+def json_lines(path: Path) -> Iterator[Any]:
+    """Every whole line of a file, if there is one; an incomplete last line is left out."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            if number < len(lines):
+                raise KernelcastError(f"{path}: line {number} is not JSON") from None
 
 
 class Journal:
@@ -89,24 +92,14 @@ class Journal:
         self.path = path
 
     def records(self) -> Iterator[Record]:
-        """Every whole line; a last line cut off by an interruption is left out."""
-        if not self.path.exists():
-            return
-        lines = self.path.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                if number == len(lines):
-                    return
-                raise KernelcastError(f"{self.path}: line {number} is not JSON") from None
+        for number, record in enumerate(json_lines(self.path), start=1):
             if not isinstance(record, dict) or "kind" not in record:
                 raise KernelcastError(f"{self.path}: line {number} is not a record of measured models")
             yield record
 
-    def done(self, kind: str = "case", retry: bool = False) -> set[str]:
+    def done(self, record_type: str = "case", retry: bool = False) -> set[str]:
         """Ids of the cases that need not run again; with ``retry`` the failed ones do."""
-        last = {record["id"]: record for record in self.records() if record["kind"] == kind}
+        last = {record["id"]: record for record in self.records() if record["kind"] == record_type}
         return {name for name, record in last.items() if not (retry and "error" in record)}
 
     def timings(self) -> dict[str, Timing]:
@@ -115,7 +108,7 @@ class Journal:
         return {name: _timing(record["measured"]) for name, record in result.items() if "error" not in record}
 
     def append(self, record: Record) -> None:
-        """Add one line and hand it to the disk; what an interrupted write left is cut off first."""
+        """Add one line and hand it to the disk; an incomplete last line is removed first."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file:
             file.seek(0)
@@ -125,9 +118,9 @@ class Journal:
             file.write(json.dumps(rounded, separators=(",", ":")).encode() + b"\n")
 
 
-def case_record(case: Case, run: str, seconds: float, result: Timing | str, kind: str = "case") -> Record:
-    """The line of a case: its result, or its error in words."""
-    record: Record = {"kind": kind, "id": case.id, "run": run, "case": asdict(case), "seconds": seconds}
+def case_record(case: Case, run: str, seconds: float, result: Timing | str, record_type: str = "case") -> Record:
+    """The line of a case: its result, or its error message."""
+    record: Record = {"kind": record_type, "id": case.id, "run": run, "case": asdict(case), "seconds": seconds}
     return {**record, "error": result} if isinstance(result, str) else {**record, "measured": asdict(result)}
 
 
@@ -186,7 +179,7 @@ def _measured_case(path: Path, content: Record, record: Record) -> MeasuredCase:
     del measured["profile"]
     timing = _timing(measured)
     result = Measured(**vars(timing), profile=_checked(path, case, StepProfile(**profile)))
-    config = cut(content["models"][case.model], case.layers)
+    config = with_layers(content["models"][case.model], case.layers)
     return MeasuredCase(case, config, content["environments"][record["run"]], result)
 
 
@@ -195,7 +188,7 @@ def _timing(values: Record) -> Timing:
 
 
 def _checked(path: Path, case: Case, profile: StepProfile) -> StepProfile:
-    """Refuse rows that do not add up: a file that was edited or cut."""
+    """Refuse rows that do not add up: a file that was edited or truncated."""
     parts = [("kernels", profile.kernels, profile.other_kernels)]
     if profile.ops:
         parts.append(("ops", profile.ops, profile.other_ops))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Measure the zoo: models of all kinds, each a function of a file beside the list of cases. Needs torch and CUDA."""
+"""Measure the zoo: models of many architectures, each a function in a file beside cases.toml. Needs torch and CUDA."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kernelcast.files import complete
 from kernelcast.tracing.run import DTYPES, OPTIMIZERS
 from kernelcast_lab.collect.run import WARM_UPS, environment, time_steps, trace_events
 from kernelcast_lab.collect.steps import Step
-from kernelcast_lab.collect.store import Record, one_line
+from kernelcast_lab.collect.store import Record, error_line, json_lines
 from kernelcast_lab.collect.trace import PHASE, summarise
 from kernelcast_lab.validate.kernels import Case, read_cases
 
@@ -31,7 +32,7 @@ def measure_zoo(folder: Path, out: Path, only: Sequence[str], budget_s: float, s
     that ran once in a process slows every launch after it. What the file has is left out. How many lines were
     written, and how many of them say what failed."""
     start, device = time.monotonic(), torch.device("cuda", 0)
-    done = {(Case(**line["case"]), line["part"]) for line in _lines(out) if "case" in line}
+    done = {(Case(**line["case"]), line["part"]) for line in json_lines(out) if "case" in line}
     cases = [case for case in read_cases(folder) if not only or any(part in case.id for part in only)]
     measured = failed = 0
     with out.open("a") as file:
@@ -44,8 +45,8 @@ def measure_zoo(folder: Path, out: Path, only: Sequence[str], budget_s: float, s
                 try:
                     result = measure(_made(case, folder, device), device)
                 except Exception as error:  # any failure of a case is a fact about it; the others go on
-                    result = {"error": one_line(error)}
-                file.write(json.dumps({"case": case.told, "part": part, **result}) + "\n")
+                    result = {"error": error_line(error)}
+                file.write(json.dumps({"case": asdict(case), "part": part, **result}) + "\n")
                 file.flush()
                 measured, failed = measured + 1, failed + ("error" in result)
                 message = result.get("error") or ", ".join(f"{name} {result[name]}" for name in list(result)[:2])
@@ -58,7 +59,7 @@ def measure_zoo(folder: Path, out: Path, only: Sequence[str], budget_s: float, s
 def pack_zoo(lines: Path, packed: Path) -> tuple[int, int]:
     """The measured lines in the form that is kept: the last of each part of each case, joined; how many cases have
     all parts, and how many do not."""
-    result = _lines(lines)
+    result: list[Record] = list(json_lines(lines))
     if not result:
         raise KernelcastError(f"{lines}: no measured models")
     last: dict[Case, dict[str, Record]] = {}
@@ -74,19 +75,6 @@ def pack_zoo(lines: Path, packed: Path) -> tuple[int, int]:
     with complete(packed) as part:
         part.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
     return len(good), len(last) - len(good)
-
-
-def _lines(path: Path) -> list[Record]:
-    """Every whole line; a last one that was cut off is left out."""
-    results: list[Record] = []
-    text = path.read_text().splitlines() if path.exists() else []
-    for number, line in enumerate(text, 1):
-        try:
-            results.append(json.loads(line))
-        except ValueError:
-            if number < len(text):
-                raise KernelcastError(f"{path}: line {number} is not JSON") from None
-    return results
 
 
 def _made(case: Case, folder: Path, device: torch.device) -> Step:

@@ -93,5 +93,5 @@ def medians(connection: DuckDBPyConnection) -> list[str]:
 def collectives(connection: DuckDBPyConnection, part: Part, size: str, latency: str) -> str:
     """Loaded collectives of Vidur's profiler, with world, and size and microseconds under these names."""
     cells = ", ".join(f'r."time_stats.{op}.median"' for op in medians(connection)) or "NULL"
-    own = {size: "r.size", "world": "r.num_workers", latency: f"coalesce({cells}, NULL) * 1000"}
-    return relation(connection, part, own, needed=("size", "num_workers", "devices_per_node"))
+    renamed = {size: "r.size", "world": "r.num_workers", latency: f"coalesce({cells}, NULL) * 1000"}
+    return relation(connection, part, renamed, needed=("size", "num_workers", "devices_per_node"))

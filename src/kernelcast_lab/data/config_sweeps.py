@@ -75,7 +75,7 @@ class Sweep:
 
 
 def pack_sweeps(records: Iterable[dict[str, Any]], path: Path, about: dict[str, Any]) -> None:
-    """The collector's records (kinds shape and finals) as one compact file."""
+    """The collector's records (shape and finals) as one compact file."""
     records = list(records)
     finals = {r["shape"]: r for r in records if r["kind"] == "finals"}
     arrays: dict[str, Any] = {"config": [], "times": [], "finals": [], "layers": []}

@@ -29,7 +29,7 @@ def shape_fold(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
                 continue
             else:
                 cell = np.where(np.isnan(column), 0.0, np.asarray(column, dtype=np.float64) + 1).view(np.uint64)
-            part = cell * np.uint64(_word(name) | 1)
+            part = cell * np.uint64(_text_hash(name) | 1)
             key += (part ^ (part >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
         key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return ((key ^ (key >> np.uint64(31))) % np.uint64(FOLDS)).astype(np.int64)
@@ -41,9 +41,9 @@ def _of_lists(column: NDArray[Any]) -> NDArray[np.uint64]:
     for row, cell in enumerate(column):
         if cell is not None and cell == cell:
             members = json.loads(cell) if isinstance(cell, str) else cell
-            result[row] = _word(",".join(str(int(member)) for member in members))
+            result[row] = _text_hash(",".join(str(int(member)) for member in members))
     return result
 
 
-def _word(text: str) -> int:
+def _text_hash(text: str) -> int:
     return int.from_bytes(hashlib.md5(text.encode()).digest()[:8], "little")

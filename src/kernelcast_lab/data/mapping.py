@@ -46,7 +46,7 @@ class TableMap:
 
 
 def case(column: str, names: Mapping[str, str], otherwise: str = "NULL") -> str:
-    """SQL that translates words; others become ``otherwise``."""
+    """SQL that translates names; others become ``otherwise``."""
     arms = " ".join(f"WHEN {text(value)} THEN {text(new)}" for value, new in names.items())
     return f"(CASE {column} {arms} ELSE {otherwise} END)"
 

@@ -26,7 +26,7 @@ AGAIN = "_again"  # ends the name of a table of calls that another table has alr
 
 @dataclass(frozen=True)
 class Measurements:
-    """Rows that passed the rules. Numbers are float64 (NaN: not given), words are objects (None: not given)."""
+    """Rows that passed the rules. Numbers are float64 (NaN: not given), text is objects (None: not given)."""
 
     columns: Columns
     source: str
@@ -82,6 +82,13 @@ def _blank(count: int, sql_type: np.dtype[Any]) -> NDArray[Any]:
     return np.full(count, None, dtype=object) if sql_type.kind == "O" else np.full(count, np.nan)
 
 
+def filled(column: NDArray[Any]) -> bool:
+    """Whether any cell of a column is given."""
+    if column.dtype == object:
+        return any(cell is not None for cell in column)
+    return bool((~np.isnan(column)).any())
+
+
 def total(dropped: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Counts of rows left out, by rule, of several tables added up."""
     counts: Counter[str] = Counter()
@@ -134,7 +141,7 @@ def sampled(choice: Choice, types: dict[str, str], count: int) -> str | None:
 
 
 def fetch(connection: DuckDBPyConnection, query: str, types: dict[str, str], order: Collection[str] = ()) -> Columns:
-    """Columns of a query in memory. Words travel as codes, so that equal ones are one object."""
+    """Columns of a query in memory. Text travels as codes, so that equal cells are the same object."""
     connection.execute(f"CREATE OR REPLACE TEMP VIEW wanted AS {query}")
     vocabularies: dict[str, list[str]] = {}
     select = []
@@ -180,8 +187,8 @@ def read_canonical(path: Path, choice: Choice = EVERYTHING, more: Mapping[str, s
     if note is None:
         raise KernelcastError(f"{path} has no canonical measurements; `kernelcast data import` makes such files")
     conditions = ["latency_us IS NOT NULL", *([f"({choice.where})"] if choice.where else [])]
-    chips = None if choice.gpus is None else [gpu(word).id for word in choice.gpus]
-    for column, allowed in (("op", choice.ops), ("gpu", chips)):
+    gpu_ids = None if choice.gpus is None else [gpu(name).id for name in choice.gpus]
+    for column, allowed in (("op", choice.ops), ("gpu", gpu_ids)):
         if allowed is not None:
             conditions.append(f"{column} IN ({', '.join(map(text, allowed)) or 'NULL'})")
     with connect() as connection:

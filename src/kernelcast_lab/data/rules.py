@@ -33,7 +33,7 @@ RULES: dict[str, str] = {
     "other_shape": "the collector ran another shape than it wrote down",
     "unknown_distribution": "a routing of tokens to experts that the moe op does not describe",
     "between_nodes": "crosses nodes over a network that the source does not name",
-    "unclear_fabric": "uses several kinds of links, or is slower than the named one by far",
+    "unclear_fabric": "uses several types of links, or is far slower than the one that is named",
     "copied": "the same numbers stand under another GPU's name",
     "unknown_dtype": "a number format that the op does not have",
     "bad_latency": "the time is missing, zero, negative or not finite",
@@ -90,25 +90,25 @@ def data_hash(columns: Mapping[str, NDArray[Any]]) -> str:
     count = len(next(iter(columns.values()))) if columns else 0
     rows = np.zeros(count, dtype=np.uint64)
     for name in sorted(columns):
-        seed = _word_hash(name)
+        seed = _text_hash(name)
         rows += _mixed(_cell_hashes(columns[name]), seed)
     digest = hashlib.sha256(np.sort(_mixed(rows, np.uint64(count))).tobytes())
     return digest.hexdigest()[:32]
 
 
 def _cell_hashes(column: NDArray[Any]) -> NDArray[np.uint64]:
-    """0 where not given; numbers by their value as float64, words by their text."""
+    """0 where not given; numbers by their value as float64, text by its hash."""
     if column.dtype == object:
         codes: dict[Any, int] = {}
         index = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.intp, count=len(column))
-        hashes = [np.uint64(0) if value is None else _word_hash(str(value)) for value in codes]
+        hashes = [np.uint64(0) if value is None else _text_hash(str(value)) for value in codes]
         return np.array(hashes, dtype=np.uint64)[index] if len(column) else np.empty(0, dtype=np.uint64)
     values = column.filled(np.nan) if isinstance(column, np.ma.MaskedArray) else column
     numbers = np.ascontiguousarray(values, dtype=np.float64) + 0.0  # -0 is 0
     return np.where(np.isnan(numbers), np.uint64(0), numbers.view(np.uint64) | np.uint64(1))
 
 
-def _word_hash(value: str) -> np.uint64:
+def _text_hash(value: str) -> np.uint64:
     return np.uint64(int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little") | 1)
 
 

@@ -5,7 +5,7 @@ Both come as tables in a folder of data, as ``shared.read_rows`` finds them:
 - ``pipeweave/e2e_real`` and ``workloads``: one static batch a case, run up to five times -> ``served_cases``.
   ``pipeweave/e2e_pred``: what five methods predicted for the same cases -> ``published_errors``.
 - ``aiconfigurator/e2e_silicon``: engines under a closed loop of requests -> ``serving_points``. The table has no
-  predictions, no format of the KV cache, no shared prefix and no word on speculative decoding.
+  predictions, no format of the KV cache, no shared prefix and no speculative decoding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import gpu
-from kernelcast_lab.data.inferencex import UNTOLD, guessed
+from kernelcast_lab.data.inferencex import UNKNOWN, draft_tokens_of
 from kernelcast_lab.data.shared import read_rows
 
 Row = Mapping[str, Any]
@@ -78,8 +78,8 @@ class ServingPoint:
     """One engine (no disaggregation) that holds ``concurrency`` requests in flight.
 
     ``concurrency`` is of the whole engine, ``batch`` = concurrency / dp of one attention-DP rank. An engine has
-    tp x dp GPUs (pp is 1 throughout): attention is cut by tp in each of dp ranks, experts by moe_tp x moe_ep = tp x dp;
-    both are None where the source does not fill them (dense models). ``weights`` and ``experts``: format of linear
+    tp x dp GPUs (pp is 1 throughout): attention is sharded by tp in each of dp ranks, experts by moe_tp x moe_ep = tp x
+    dp; both are None where the source does not fill them (dense models). ``weights`` and ``experts``: format of linear
     layers and of experts; a row without one is served as its checkpoint is, in bf16. ``ttft_s`` has the queue in it,
     and ``tpot_s`` the prefills that ran between decode steps. ``version``: None where the source has none.
     """
@@ -104,7 +104,7 @@ class ServingPoint:
     ttft_s: float
     tpot_s: float
     public: bool = False  # of InferenceX, whose benchmark draws lengths from 0.8 to 1 of the nominal ones
-    draft_tokens: int = 0  # that a step guesses (multi-token prediction), by InferenceX's public recipes
+    draft_tokens: int = 0  # of a step (multi-token prediction), by InferenceX's public recipes
 
     @property
     def running(self) -> float:
@@ -229,7 +229,7 @@ def why_unusable(row: Row) -> str | None:
     - beyond_a_node: more GPUs than one node links.
     - experts_disagree: moe_tp x moe_ep is not tp x dp, though filled; attention DP is not in the row.
     - unknown_format: a quantisation that has no name here.
-    And of ``serving_points``: guesses_untold: of a sweep with guessed tokens and without, and nothing says which.
+    And of ``serving_points``: guesses_untold: of a sweep with speculative decoding and without, and nothing says which.
     """
     tp, _, dp, moe_tp, moe_ep = (int(row[name] or 1) for name in _SIZES)
     world = tp * dp
@@ -263,12 +263,12 @@ def _points(folder: Path | str | None) -> tuple[list[ServingPoint], Counter[str]
     taken: Counter[str] = Counter()
     points: dict[tuple[Any, ...], ServingPoint] = {}
     rows = read_rows(folder, "aiconfigurator/e2e_silicon")
-    for row, guesses in zip(rows, guessed(rows), strict=True):
-        rule = why_unusable(row) or ("guesses_untold" if guesses == UNTOLD else None)
+    for row, draft_tokens in zip(rows, draft_tokens_of(rows), strict=True):
+        rule = why_unusable(row) or ("guesses_untold" if draft_tokens == UNKNOWN else None)
         if rule is not None:
             taken[rule] += 1
             continue
-        point = replace(_point(row, concurrency(row) or 0), draft_tokens=guesses)
+        point = replace(_point(row, concurrency(row) or 0), draft_tokens=draft_tokens)
         # Another export has other digits at the end, sometimes milliseconds rounded to two, and calls R1 V3.
         model = point.model.replace("DeepSeek-V3", "DeepSeek-R1")
         same = (point.gpu, point.stack, model, point.weights, point.tp, point.dp, point.moe_ep or 1)
@@ -308,8 +308,8 @@ def _point(row: Row, in_flight: int) -> ServingPoint:
 
 @dataclass(frozen=True)
 class SplitPoint:
-    """A closed loop before engines that read prompts and others that decode: ``decode`` with the requests of all, and
-    ``prefill`` of the same model; so many workers of each."""
+    """A closed loop on disaggregated engines: ``decode`` with all requests, and ``prefill`` of the same model; so many
+    workers of each."""
 
     decode: ServingPoint
     prefill: ServingPoint
@@ -318,13 +318,13 @@ class SplitPoint:
 
 
 def split_points(folder: Path | str | None = None) -> list[SplitPoint]:
-    """Disaggregated rows that say how many workers there are and how each is cut, and whose requests in flight are what
-    those hold (others multiply sizes, or leave workers out)."""
+    """Disaggregated rows with the number and layout of the workers, whose requests in flight are what they hold (others
+    multiply sizes, or leave workers out)."""
     results = []
     rows = read_rows(folder, "aiconfigurator/e2e_silicon")
-    for row, guesses in zip(rows, guessed(rows), strict=True):
+    for row, draft_tokens in zip(rows, draft_tokens_of(rows), strict=True):
         if (
-            guesses == UNTOLD
+            draft_tokens == UNKNOWN
             or row["mode"] != "disagg"
             or not all((row[f"silicon_{name}_ms"] or 0) > 0 for name in ("ttft", "tpot"))
         ):
@@ -339,16 +339,16 @@ def split_points(folder: Path | str | None = None) -> list[SplitPoint]:
                  for part in ("decode", "prefill")]  # fmt: skip
         parts = [as_recipes(part) for part in parts]
         if all((p.tp * p.dp) & (p.tp * p.dp - 1) == 0 for p in parts):
-            results.append(SplitPoint(replace(parts[0], draft_tokens=guesses), parts[1], workers[0], workers[1]))
+            results.append(SplitPoint(replace(parts[0], draft_tokens=draft_tokens), parts[1], workers[0], workers[1]))
     return results
 
 
 def as_recipes(point: ServingPoint) -> ServingPoint:
-    """A worker of SGLang in a rack as its recipe cuts it (github NVIDIA/srt-slurm, recipes/gb200-fp4 and -fp8): the
-    export of one run says attention DP throughout, with experts that are cut, which no recipe has. Workers of one tray
-    cut everything; wider ones deal experts out."""
-    cut = point.dp > 1 and (point.moe_ep or 1) == 1
-    if not (cut and point.public and point.stack == "sglang" and point.gpu in _RACK):
+    """A worker of SGLang in a rack with the layout of its recipe (github NVIDIA/srt-slurm, recipes/gb200-fp4 and -fp8):
+    the export of one run says attention DP throughout, with tensor parallel experts, which no recipe has. Workers of
+    one tray are tensor parallel throughout; wider ones have expert parallelism."""
+    sharded_experts = point.dp > 1 and (point.moe_ep or 1) == 1
+    if not (sharded_experts and point.public and point.stack == "sglang" and point.gpu in _RACK):
         return point
     if point.dp <= _TRAY_GPUS:
         return replace(point, tp=point.dp, dp=1, batch=point.batch * point.dp)

@@ -123,7 +123,7 @@ def read_table(root: Path | str | None, name: str) -> dict[str, NDArray[Any]]:
 
 
 class Row(dict[str, Any]):
-    """A row of a table, an empty cell as None; a column that the table lacks is refused when it is asked for."""
+    """A row of a table, an empty cell as None; reading a column that the table lacks is refused."""
 
     def __init__(self, table: str, cells: Iterable[tuple[str, Any]]) -> None:
         super().__init__((name, None if cell != cell else cell) for name, cell in cells)

@@ -2,7 +2,7 @@
 
 Large products have all sides of 1,024 and more and take 100 µs at the peak; the share of the peak that the best
 hundredth of them passes is what the GPU sustains. Of an engine's layer the quantisation before it is taken off. Tables
-whose times have the host's launches inside (``_WITH_HOST``) tell nothing of the smallest, and are left out.
+whose times have the host's launches inside (``_WITH_HOST``) say nothing of the smallest, and are left out.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _GENERIC = Conditions(predictor="generic")
 
 
 @dataclass(frozen=True)
-class Found:
-    """A GPU and a number format; None: too few calls tell it. DRAM and the smallest are told by 16 bits alone."""
+class SustainedSpecs:
+    """A GPU and a number format; None: too few calls. DRAM and the smallest call are of 16-bit formats alone."""
 
     gpu: str
     dtype: str
@@ -45,14 +45,14 @@ class Found:
     smallest_s: float | None = None
 
 
-def found_in(roots: Sequence[Path]) -> list[Found]:
+def specs_in(roots: Sequence[Path]) -> list[SustainedSpecs]:
     """Of every GPU and format with enough products in the folders."""
     names = [(root, name) for root in roots for name in tables(root) if with_op(root, name, "gemm")]
     rows = merged(read(*each, ops=["gemm"]) for each in names if each[1].partition("/")[0] not in _WITH_HOST)
     return list(_of(rows))
 
 
-def _of(rows: Measurements) -> Iterable[Found]:
+def _of(rows: Measurements) -> Iterable[SustainedSpecs]:
     for name in rows.gpus:
         target = gpu(name)
         on_gpu = rows.select(rows.columns["gpu"] == name).columns
@@ -65,7 +65,7 @@ def _of(rows: Measurements) -> Iterable[Found]:
                     yield result
 
 
-def of_format(rows: Columns, target: Gpu, dtype: str) -> Found:
+def of_format(rows: Columns, target: Gpu, dtype: str) -> SustainedSpecs:
     """Products of one format on one GPU."""
     m, n, k, seconds = rows["m"], rows["n"], rows["k"], rows["latency_us"] * 1e-6
     at_peak_s = 2.0 * m * n * k / target.tensor_flops_per_s(format_of(dtype).math)
@@ -74,13 +74,15 @@ def of_format(rows: Columns, target: Gpu, dtype: str) -> Found:
     long = shares[seconds[large] >= LONG_S]
     memory = smallest = None
     if dtype in SIXTEEN:
-        kind = format_of(dtype)
-        weights = n * k * kind.weight_bytes
-        moved = weights + m * k * kind.act_bytes + m * n * kind.out_bytes
+        number_format = format_of(dtype)
+        weights = n * k * number_format.weight_bytes
+        moved = weights + m * k * number_format.act_bytes + m * n * number_format.out_bytes
         few = (m <= FEW_ROWS) & (weights >= TIMES_L2 * target.l2_bytes)
         memory = _quantile(moved[few] / seconds[few] / target.dram_bytes_per_s, MEMORY_BEST)
         smallest = _quantile(seconds, SMALLEST)
-    return Found(target.id, dtype, int(large.sum()), _quantile(shares, BEST), _quantile(long, 0.5), memory, smallest)
+    return SustainedSpecs(
+        target.id, dtype, int(large.sum()), _quantile(shares, BEST), _quantile(long, 0.5), memory, smallest
+    )
 
 
 def _quantile(values: NDArray[Any], at: float) -> float | None:
@@ -106,7 +108,7 @@ def _quantises(rows: Columns) -> NDArray[np.bool_]:
     return narrow & np.isin(rows["stack"].astype(str), list(QUANTISING_KERNELS))
 
 
-def by_gpu(result: Iterable[Found]) -> dict[str, dict[str, Any]]:
+def by_gpu(result: Iterable[SustainedSpecs]) -> dict[str, dict[str, Any]]:
     """As the fields of a GPU file."""
     gpus: dict[str, dict[str, Any]] = {}
     for each in result:

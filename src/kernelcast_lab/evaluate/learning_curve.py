@@ -36,7 +36,7 @@ _LEAST_DRAWS = 300  # calls that a group needs for a curve of its own
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint(ErrorSummary):
-    """ErrorSummary on calls of other shapes than those measured."""
+    """Errors on calls of other shapes than those measured."""
 
     family: str
     gpu: str
@@ -75,7 +75,7 @@ def learning_curve(
 ) -> list[CurvePoint]:
     """Fit without ``gpu``, calibrate with more and more of its calls, score each; then a fit that saw it.
 
-    ``by``: a curve for each combination of these words (op, dtype, …) that has calls enough, instead of one for all.
+    ``by``: a curve for each combination of these columns (op, dtype, …) that has calls enough, instead of one for all.
     """
     settings = settings or CurveSettings()
     gpu_id = find_gpu(gpu).id
@@ -112,7 +112,7 @@ def learning_curve(
 def _groups(
     columns: Columns, family: str, by: Sequence[str], pool: NDArray[np.intp], test: NDArray[np.intp]
 ) -> list[tuple[str, NDArray[np.intp], NDArray[np.intp]]]:
-    """Name, rows to draw from and rows to test on, of each combination of words with enough of both."""
+    """Name, rows to draw from and rows to test on, of each combination with enough of both."""
     if not by:
         return [(family, pool, test)]
     refuse_unknown("column", by, columns_of())
@@ -129,13 +129,13 @@ def _rows(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
     """Rows of other GPUs, rows to calibrate with, rows to test on."""
     gpu_id = columns["gpu"].astype(str)
-    kin = next((pair for pair in TWINS if gpu in pair), (gpu,))
+    twins = next((pair for pair in TWINS if gpu in pair), (gpu,))
     here = gpu_id == gpu
     if source is not None:
         refuse_unknown("source", [source], set(columns["source"]))
         here &= columns["source"] == source
     test = shape_fold(columns) == TEST_FOLD
-    others, pool = np.flatnonzero(~np.isin(gpu_id, kin)), np.flatnonzero(here & ~test)
+    others, pool = np.flatnonzero(~np.isin(gpu_id, twins)), np.flatnonzero(here & ~test)
     held = sampled(np.flatnonzero(here & test), settings.test_rows, seed)
     if not (len(others) and len(pool) and len(held)):
         raise KernelcastError(
@@ -193,8 +193,8 @@ def write_curves(points: Sequence[CurvePoint], out: Path) -> Path:
     gpu_ids = list(dict.fromkeys(p.gpu for p in points))
 
     def draw(axes: Any) -> None:
-        for axis, place in zip(axes[0], gpu_ids, strict=True):
-            _draw(axis, place, [p for p in points if p.gpu == place])
+        for axis, gpu_id in zip(axes[0], gpu_ids, strict=True):
+            _draw(axis, gpu_id, [p for p in points if p.gpu == gpu_id])
 
     saved_plot(out / "learning_curve.png", 1, len(gpu_ids), (5.0 * len(gpu_ids), 3.8), draw)
     return path

@@ -2,7 +2,7 @@
 
 Each case is traced, predicted kernel by kernel on its GPU, and compared with the measured time beside what NeuSight
 itself predicted. Cases are fp32 in eager PyTorch; ``fused`` ones ran under torch.compile. Layers of a model are alike:
-two traces, of few layers and of some more, tell what one adds.
+the difference of two traces, of few layers and of some more, is that of a layer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kernelcast_lab.evaluate.scores import ErrorSummary
 
 SHALLOW, DEEPER = 2, 4  # layers that are traced; every second one of Switch is sparse
 _PLAN = re.compile(r"(dp|tp|pp)(\d+)(?:_(\d+))?")
-_FEW = 4  # cases, of which parts tell nothing
+_FEW = 4  # cases, too few for parts
 _ONLY_TESTED = "a100_pcie"  # products and vector ops of this GPU are in NeuSight's test split alone
 _FAMILIES = ("gemm", "memory")  # that the models are made of
 
@@ -335,9 +335,9 @@ def _register() -> None:
 
 
 def _experts_with_fixed_shapes(model: nn.Module, capacity: int, everywhere: bool) -> None:
-    """Which expert a token goes to depends on numbers, but not here: every token of a run is the same word, so that all
-    of a layer want the same expert, which takes as many of each sequence as its capacity. Dropout makes them differ in
-    training, where each expert is taken to be full (``everywhere``)."""
+    """Which expert a token goes to depends on numbers, but not here: every token of a run is the same, so that all of a
+    layer are routed to the same expert, which takes as many of each sequence as its capacity. Dropout makes them differ
+    in training, where each expert is taken to be full (``everywhere``)."""
     from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP
 
     for part in model.modules():
@@ -352,6 +352,6 @@ def _experts(part: Any, capacity: int, everywhere: bool, hidden: torch.Tensor) -
     experts = list(part.experts.values())
     result = flat.clone()
     for expert in experts if everywhere else experts[:1]:
-        place = torch.empty(min(capacity * hidden.shape[0], flat.shape[0]), dtype=torch.int64, device=flat.device)
-        result = result.index_put((place,), expert(flat[place]))
+        positions = torch.empty(min(capacity * hidden.shape[0], flat.shape[0]), dtype=torch.int64, device=flat.device)
+        result = result.index_put((positions,), expert(flat[positions]))
     return (weights * result).view(hidden.shape)

@@ -134,8 +134,8 @@ def _lost(everything: Sequence[Score]) -> str:
         here = {s.predictor: s.mean for s in everything if (s.protocol, s.split, s.left_out, s.task) == key}
         if "learned" in here and min(here.values()) < here["learned"]:
             best = min(here, key=lambda p: here[p])
-            place = f"{key[0]}, {key[1]} {key[2]}, {key[3]}"
-            lines.append(f"- {place}: {best} {here[best]:.1f}, learned {here['learned']:.1f}")
+            where = f"{key[0]}, {key[1]} {key[2]}, {key[3]}"
+            lines.append(f"- {where}: {best} {here[best]:.1f}, learned {here['learned']:.1f}")
     return "\n".join(lines) or "Nowhere."
 
 

@@ -194,11 +194,11 @@ def _in_worker(at: int) -> Scored:
 
 
 def _scored(job: Job, evaluation: Evaluation) -> Scored:
-    found: list[Score] = []
+    job_scores: list[Score] = []
     densities: dict[str, Any] = {}
     predictor = _predictor(job, evaluation)
     if predictor is None:
-        return found, densities
+        return job_scores, densities
     labels = {
         "protocol": job.protocol,
         "split": job.split.name,
@@ -215,8 +215,8 @@ def _scored(job: Job, evaluation: Evaluation) -> Scored:
             label = f"{job.split.name}: {job.split.label}, {task}"
             densities[label] = _density(test["latency_us"], results["predicted_us"])
         intervals = job.predictor in ("learned", "generic")
-        found.extend(scores({**labels, "task": task}, test, results, intervals))
-    return found, densities
+        job_scores.extend(scores({**labels, "task": task}, test, results, intervals))
+    return job_scores, densities
 
 
 def _density(truth: NDArray[Any], predicted: NDArray[Any]) -> list[list[int]]:

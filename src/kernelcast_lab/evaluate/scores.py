@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.files import complete
+
 Columns = Mapping[str, NDArray[Any]]
 REGIMES = {"under 10 µs": (0.0, 10.0), "10-100 µs": (10.0, 100.0), "over 100 µs": (100.0, np.inf)}
 Times = NDArray[Any] | Sequence[float]
@@ -35,7 +37,7 @@ class ErrorSummary:
     def of(
         cls, measured: Times, predicted: Times, low: Times | None = None, high: Times | None = None, **values: Any
     ) -> Self:
-        """``told``: the other fields of a class that says whose errors these are."""
+        """``values``: the further fields of a subclass, which say whose errors these are."""
         truth = np.asarray(measured, dtype=np.float64)
         error = (np.asarray(predicted) / truth - 1) * 100
         size = np.abs(error)
@@ -87,8 +89,7 @@ def read_kept(path: Path, default: Any) -> Any:
 
 
 def write_kept(path: Path, value: Any) -> None:
-    """A file is whole or not there: a run may be cut off at any time."""
+    """A file is whole or not there: a run may be interrupted at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(value, indent=0))
-    scratch.replace(path)
+    with complete(path) as part:
+        part.write_text(json.dumps(value, indent=0))

@@ -23,7 +23,7 @@ _MODELS = {"Qwen2.5-14B": "qwen2.5-14b", "Qwen3-32B": "qwen3-32b", "Llama-3.1-70
 
 @dataclass(frozen=True)
 class Compared:
-    """One measured time beside its prediction, in seconds; ``groups`` are what errors are told by."""
+    """One measured time beside its prediction, in seconds; ``groups``: what errors are grouped by."""
 
     what: str
     measured_s: float
@@ -59,8 +59,8 @@ def static_batches(cases: Sequence[ServedCase]) -> list[Compared]:
                 ("prefill", case.prefill_s, result.prefill),
                 ("decode step", case.decode_step_mean_s, result.step),
             ]
-        for what, measured_s, span in values:
-            results.append(Compared(what, measured_s, span.value, groups, span.low, span.high))
+        for what, measured_s, forecast in values:
+            results.append(Compared(what, measured_s, forecast.value, groups, forecast.low, forecast.high))
     return results
 
 

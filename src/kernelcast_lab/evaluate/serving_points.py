@@ -1,9 +1,9 @@
 """Engines that hold so many requests in flight, as AIConfigurator's table of measured deployments has them, against
-simulations of the same closed loop: whole, and with prompts read elsewhere (disaggregated).
+simulations of the same closed loop: aggregated and disaggregated.
 
 Points of InferenceX draw lengths from 0.8 to 1 of the nominal ones, ten requests for each in flight, and run by recipes
-that are public. Of the others nothing is told: fixed lengths, and steps that take one prompt and the batch (or 2,048
-tokens, vLLM's default then), as AIConfigurator writes them for engines.
+that are public. The other points do not say: they get fixed lengths, and steps that hold one prompt and the batch (or
+2,048 tokens, vLLM's default then), as AIConfigurator configures engines.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from kernelcast_lab.evaluate.served import Compared, by_group
 Stacks = Callable[[str], Stack]
 _DEPLOYMENT = ("gpu", "stack", "model", "tp", "pp", "dp", "moe_ep", "weights", "experts")
 FEW = 4  # requests in flight, up to which TTFT is hardly a queue
-_ASKED = 10  # requests for each in flight
+_REQUESTS_EACH = 10  # requests for each in flight
 _MOST = 640  # requests of a point, or four for each in flight
 _DP_WAIT = 60  # timeout_iters of InferenceX's recipes with attention DP
 _RECV_FROM = 16  # requests in flight
 _ADMITTED = 0.5  # of the requests in flight, that decode at a time
-# Tokens are told in pieces of 100 by TensorRT-LLM's workers that decode (stream_interval of the recipes of dynamo, in
-# github NVIDIA/srt-slurm), of 10 by the whole engines that ``sequence_s`` was set on: a tenth of the pieces.
-_TOLD = {"trtllm": 0.1}
+# TensorRT-LLM's decode workers stream 100 tokens at a time (stream_interval of the recipes of dynamo, in github
+# NVIDIA/srt-slurm), the aggregated engines that ``sequence_s`` was set on 10: a tenth of the messages.
+_STREAM_SHARE = {"trtllm": 0.1}
 
 
 def figures(root: Path | None) -> dict[str, list[dict[str, Any]]]:
@@ -69,7 +69,7 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
     """TTFT and TPOT of each point; why others are left out. ``held_out``: every second point, which the hosts' times in
     ``stacks/`` were not set on."""
     left: Counter[str] = Counter()
-    shared, found = tables or step_time_tables(), []
+    shared, compared = tables or step_time_tables(), []
     known: dict[Any, Deployment] = {}
     tested: list[ServingPoint | SplitPoint] = [*points, *split]
     for at, point in enumerate(tested):
@@ -80,17 +80,17 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
             left[str(error).split(";")[0].split(":")[0]] += 1
             continue
         if whole.running < _ADMITTED * whole.concurrency and _running(result) > _ADMITTED * whole.concurrency:
-            left["its engine held fewer requests than were sent, by a limit that the table does not tell"] += 1
+            left["its engine held fewer requests than were sent, by a limit that the table does not have"] += 1
             continue
         groups = {
-            "kind": "disaggregated" if isinstance(point, SplitPoint) else _kind(whole.model), "stack": whole.stack,
-            "model": whole.model, "held_out": "yes" if at % 2 else "no",
+            "kind": "disaggregated" if isinstance(point, SplitPoint) else _architecture(whole.model),
+            "stack": whole.stack, "model": whole.model, "held_out": "yes" if at % 2 else "no",
             "few": "yes" if whole.concurrency <= FEW else "no", "id": whole.id, "gpu": whole.gpu,
         }  # fmt: skip
         metrics = result.metrics
-        found.append(Compared("TPOT", whole.tpot_s, metrics["mean_tpot_ms"] / 1e3, groups))
-        found.append(Compared("TTFT", whole.ttft_s, metrics["mean_ttft_ms"] / 1e3, groups))
-    return found, left
+        compared.append(Compared("TPOT", whole.tpot_s, metrics["mean_tpot_ms"] / 1e3, groups))
+        compared.append(Compared("TTFT", whole.ttft_s, metrics["mean_ttft_ms"] / 1e3, groups))
+    return compared, left
 
 
 def _running(result: Simulation) -> float:
@@ -100,12 +100,12 @@ def _running(result: Simulation) -> float:
     return float(result.load.max_concurrency * share)
 
 
-def _kind(name: str) -> str:
+def _architecture(name: str) -> str:
     return "dense" if any(part in name for part in ("Llama", "Qwen3-32B")) else "experts"
 
 
 def _loop(point: ServingPoint) -> Load:
-    count = max(4 * point.concurrency, min(_ASKED * point.concurrency, _MOST))
+    count = max(4 * point.concurrency, min(_REQUESTS_EACH * point.concurrency, _MOST))
     drawn = np.random.default_rng(0)
     shortest = 0.8 if point.public else 1.0
     inputs, outputs = (
@@ -119,22 +119,22 @@ def _loop_service(point: ServingPoint | SplitPoint, stacks: Stacks, known: dict[
     if isinstance(point, SplitPoint):
         decode = replace(_loop_pool(point.decode, stacks, known, apart=True), replicas=point.decode_workers)
         prefill = replace(_loop_pool(point.prefill, stacks, known), replicas=point.prefill_workers)
-        return Service(decode, prefill, "least_loaded", guesses_of(point.decode, decode.deployment))
+        return Service(decode, prefill, "least_loaded", speculation_of(point.decode, decode.deployment))
     pool = _loop_pool(point, stacks, known)
-    return Service(pool, speculation=guesses_of(point, pool.deployment))
+    return Service(pool, speculation=speculation_of(point, pool.deployment))
 
 
 def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment], apart: bool = False) -> EnginePool:
-    """``apart``: it decodes alone."""
+    """``apart``: its workers only decode."""
     key = (apart, *(getattr(point, name) for name in _DEPLOYMENT))
     if key not in known:  # of one object, whose step times are shared
         result = deployment_of(point)
         engine = replace(stacks(point.stack), moe_backend=result.stack.moe_backend)
         if apart and point.public:
-            engine = replace(engine, sequence_s=engine.sequence_s * _TOLD.get(point.stack, 1.0))
+            engine = replace(engine, sequence_s=engine.sequence_s * _STREAM_SHARE.get(point.stack, 1.0))
         known[key] = replace(result, stack=engine)
     limits: dict[str, Any] = {"chunked_prefill": True}
-    place = known[key]
+    deployment = known[key]
     if point.public and point.stack == "sglang":  # InferenceX's recipes
         limits |= {"recv_interval": 30 if point.concurrency >= _RECV_FROM else 10, "max_num_batched_tokens": 32768,
                    "max_prefill_tokens": 32768, "max_num_seqs": max(128, point.concurrency)}  # fmt: skip
@@ -143,7 +143,7 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
         limits |= {"max_num_batched_tokens": -(-tokens // 64) * 64, "dp_wait": _DP_WAIT}
     if not point.public and point.stack != "sglang":
         limits["max_num_batched_tokens"] = max(2048, point.input_tokens + point.concurrency)
-    return EnginePool(place, engine_settings(place, limits, point.input_tokens + point.output_tokens // 2))
+    return EnginePool(deployment, engine_settings(deployment, limits, point.input_tokens + point.output_tokens // 2))
 
 
 # ---- Disaggregated deployments as static points, against AIConfigurator's measured closed loops. Each decode worker
@@ -152,7 +152,7 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
 # have.
 
 
-_READ = 16384  # tokens of prompts that a rank takes at a time (max_num_tokens of most recipes)
+_READ = 16384  # prompt tokens that a rank prefills at a time (max_num_tokens of most recipes)
 _MEAN_LENGTH = 0.9  # of the nominal one, where lengths are drawn from 0.8 to 1
 
 
@@ -180,15 +180,14 @@ def static_point(point: SplitPoint) -> Disaggregated:
     held = max(1, round(point.decode.concurrency / point.decode_workers))
     read = min(prefill.layout.dp * max(1, _READ // inputs), -(-point.decode.concurrency // point.prefill_workers))
     pools = PhaseWorkers(prefill, read, point.prefill_workers), PhaseWorkers(decode, held, point.decode_workers)
-    return balanced(infer_disaggregated(*pools, inputs, outputs, speculation=guesses_of(point.decode, decode)))
+    return balanced(infer_disaggregated(*pools, inputs, outputs, speculation=speculation_of(point.decode, decode)))
 
 
-# ---- Where AIConfigurator's measured points were served: model, GPU, engine, formats and layout. What the table
-# leaves out is as public recipes have it.
+# ---- Deployments of AIConfigurator's measured points. What the table leaves out is as public recipes have it.
 
 
 _BLACKWELL = "10"
-_ACCEPTANCE = {"trtllm": 0.7, "sglang": 0.5}  # of guessed tokens, in tenths: set on the points that are not held out
+_ACCEPTANCE = {"trtllm": 0.7, "sglang": 0.5}  # of draft tokens, in tenths: set on the points that are not held out
 _NAMES = {  # of sources: of the catalogue, where it does not know theirs
     "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout", "zhipuai/GLM-5": "glm-5",
     "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b", "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
@@ -198,15 +197,17 @@ _NAMES = {  # of sources: of the catalogue, where it does not know theirs
 _BLOCKS = ("deepseek", "glm", "minimax", "qwen3-235b", "qwen3.5")
 
 
-def guesses_of(point: ServingPoint, place: Deployment) -> Speculation | None:
-    """The model's own further layers guess."""
+def speculation_of(point: ServingPoint, deployment: Deployment) -> Speculation | None:
+    """Drafted by the model's own multi-token prediction layers."""
     if not point.draft_tokens:
         return None
-    return Speculation(point.draft_tokens, _ACCEPTANCE[point.stack], replace(place, model=draft_of(place.model)))
+    return Speculation(
+        point.draft_tokens, _ACCEPTANCE[point.stack], replace(deployment, model=draft_of(deployment.model))
+    )
 
 
 def deployment_of(point: ServingPoint) -> Deployment:
-    """Where a point was served."""
+    """The deployment that a point was measured on."""
     result, gpu_id = model(_NAMES.get(point.model, point.model)), gpu(point.gpu)
     layout = Layout(tp=point.tp, pp=point.pp, dp=point.dp, ep=point.moe_ep or 1)
     formats = _precision(point, result.name, gpu_id.compute_capability)
@@ -215,7 +216,7 @@ def deployment_of(point: ServingPoint) -> Deployment:
 
 
 def _experts_kernel(point: ServingPoint, capability: str) -> str:
-    """What InferenceX's recipes ask for on Blackwell (benchmarks/single_node/*_b200*.sh): TensorRT-LLM's generated
+    """What InferenceX's recipes set on Blackwell (benchmarks/single_node/*_b200*.sh): TensorRT-LLM's generated
     kernels; with attention DP TensorRT-LLM's CUTLASS or, of 8 bits, DeepGEMM, and SGLang's of DeepEP; "": the usual."""
     if not (point.public and capability.startswith(_BLACKWELL)) or point.stack == "vllm":
         return ""

@@ -1,4 +1,4 @@
-"""What is fitted and what is tested: a split never shows its test rows, nor their kin, to the fit.
+"""What is fitted and what is tested: the test rows of a split, and their siblings, are held out of the fit.
 
 A protocol says which rows of a family are split, how, and under which names the test rows are scored: those of the main
 table, and the splits that the sources' authors, or the questions of users, call for.
@@ -84,8 +84,8 @@ def generation_out(columns: Columns, label: str) -> Split:
 
 def of_generation(label: str, gpus: Collection[str]) -> list[str]:
     """Of these GPUs those with a compute capability of this generation."""
-    arrays = {gpu(name).compute_capability for name in GENERATIONS[label]}
-    return [name for name in gpus if gpu(name).compute_capability in arrays]
+    capabilities = {gpu(name).compute_capability for name in GENERATIONS[label]}
+    return [name for name in gpus if gpu(name).compute_capability in capabilities]
 
 
 def among(values: NDArray[Any], wanted: Collection[Any]) -> Mask:
@@ -95,19 +95,19 @@ def among(values: NDArray[Any], wanted: Collection[Any]) -> Mask:
 
 
 def _each_out(name: str, column: str, only: Sequence[str] | None = None) -> Splitter:
-    """Every row with one word in a column out, a word at a time; default: each that is there."""
+    """Every row with one value of a column out, a value at a time; default: each of its values."""
 
     def splits(columns: Columns) -> Iterator[Split]:
-        place = columns[column].astype(str)
-        for value in np.unique(place) if only is None else only:
-            test = place == value
+        values = columns[column].astype(str)
+        for value in np.unique(values) if only is None else only:
+            test = values == value
             if not test.all():
                 yield Split(name, str(value), ~test, test)
 
     return splits
 
 
-def _own_split(columns: Columns) -> Iterator[Split]:
+def _source_split(columns: Columns) -> Iterator[Split]:
     group = columns["split"].astype(str)
     yield Split("own split", "train -> test", group == "train", group == "test")
 
@@ -185,7 +185,7 @@ TASKS: Mapping[str, Mapping[str, Rows]] = {
     "attention": {"attention prefill": _attention(decode=False), "attention decode": _attention(decode=True)},
     "moe": {"fused MoE": _experts(wide=False)},
 }
-# Of the layers of frontier models: scored where they are asked for, for reading and fitting them takes as long again.
+# Layers of frontier models: scored only where named, since reading and fitting them takes as long again.
 FRONTIER: Mapping[str, Mapping[str, Rows]] = {
     "mla_layer": {"latent layer prefill": _attention(decode=False), "latent layer decode": _attention(decode=True)},
     "sparse_attention": {
@@ -227,9 +227,9 @@ def _main_table(family: str, known: Mapping[str, Rows], splits: Sequence[str], t
 
 
 SOURCES = (
-    Protocol("PipeWeave fp8 GEMM", "gemm", _source("pipeweave"), _own_split, _fp8_groups),
-    Protocol("NeuSight fp32 ops", "gemm", _nvidia, _own_split, _neusight_groups),
-    Protocol("NeuSight fp32 ops", "memory", _nvidia, _own_split, _neusight_groups),
+    Protocol("PipeWeave fp8 GEMM", "gemm", _source("pipeweave"), _source_split, _fp8_groups),
+    Protocol("NeuSight fp32 ops", "gemm", _nvidia, _source_split, _neusight_groups),
+    Protocol("NeuSight fp32 ops", "memory", _nvidia, _source_split, _neusight_groups),
     Protocol("PipeWeave MoE w13, one GPU out", "moe_gemm", _source("pipeweave"), _each_out("gpu", "gpu"), _all("w13")),
     Protocol("Vidur layers, new token counts", "memory", _source("vidur"), shapes, _by_op),
     Protocol("collectives, new sizes", "collective", _every_row, shapes, _by_op),

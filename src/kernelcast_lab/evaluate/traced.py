@@ -23,7 +23,7 @@ from kernelcast.hardware import gpu
 from kernelcast.tracing import trace
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
-from kernelcast_lab.collect.cases import MODELS, Case, Config, cut
+from kernelcast_lab.collect.cases import MODELS, Case, Config, with_layers
 from kernelcast_lab.collect.steps import build, make_step
 from kernelcast_lab.collect.store import MeasuredCase, load_cases
 
@@ -32,7 +32,7 @@ _META = torch.device("meta")
 
 
 @dataclass(frozen=True)
-class Found:
+class ForecastCase:
     """A case, and what was predicted for it."""
 
     case: MeasuredCase
@@ -77,7 +77,7 @@ def traced_case(case: Case, config: Config) -> Trace:
     return trace(step, (), graph=case.launch == "graph", name=case.id)
 
 
-def evaluate(cases: Iterable[MeasuredCase], conditions: Conditions) -> list[Found]:
+def evaluate(cases: Iterable[MeasuredCase], conditions: Conditions) -> list[ForecastCase]:
     target = gpu("h200_sxm")
     times = Times(target, conditions)
     results = []
@@ -90,12 +90,12 @@ def evaluate(cases: Iterable[MeasuredCase], conditions: Conditions) -> list[Foun
             graph=case.case.launch == "graph",
             times=times,
         )
-        results.append(Found(case, step))
+        results.append(ForecastCase(case, step))
     return results
 
 
-def case_lines(result: Iterable[Found]) -> list[dict[str, Any]]:
-    """A line a case; ``launch_bound``: as measured, ``told``: as predicted."""
+def case_lines(result: Iterable[ForecastCase]) -> list[dict[str, Any]]:
+    """A line a case; ``launch_bound``: as measured, ``told``: as forecast."""
     return [
         {
             "case": f.case.case.id,
@@ -113,8 +113,8 @@ def case_lines(result: Iterable[Found]) -> list[dict[str, Any]]:
     ]
 
 
-def summary(result: Sequence[Found]) -> list[dict[str, Any]]:
-    """Mean errors by mode, and in how many cases the binding side was told right."""
+def summary(result: Sequence[ForecastCase]) -> list[dict[str, Any]]:
+    """Mean errors by mode, and in how many cases launch-bound is forecast right."""
     groups = {"inference": [f for f in result if f.case.case.mode != "training"]}
     groups |= {mode: [f for f in result if f.case.case.mode == mode] for mode in ("prefill", "decode", "training")}
     groups |= {"eager": [f for f in result if f.case.case.launch == "eager"], "all": list(result)}
@@ -138,7 +138,7 @@ def figures(cases: Iterable[MeasuredCase], predictor: str | Predictor) -> dict[s
 
 
 def chosen_cases(path: Path, only: Sequence[str] = ()) -> list[MeasuredCase]:
-    """The measured cases of a file; with ``words``, those whose id holds one of them."""
+    """The measured cases of a file; with ``only``, those whose id contains one of them."""
     result = [case for case in load_cases(path) if not only or any(part in case.case.id for part in only)]
     if not result:
         raise KernelcastError(f"no measured case of {path} holds {' or '.join(only)} in its id")
@@ -178,7 +178,7 @@ class Drawn:
 
 
 def energy_cases(path: Path, only: Sequence[str] = ()) -> list[Drawn]:
-    """The measured steps of a file; with ``words``, those whose id holds one of them."""
+    """The measured steps of a file; with ``only``, those whose id contains one of them."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     target = gpu("h200_sxm")
     times, result = Times(target, STEP), []
@@ -186,7 +186,7 @@ def energy_cases(path: Path, only: Sequence[str] = ()) -> list[Drawn]:
         if record.get("status") != "ok" or (only and not any(part in record["id"] for part in only)):
             continue
         case = Case(**{name: record[name] for name in _FIELDS})
-        trace = traced_case(case, cut(MODELS[case.model], case.layers))
+        trace = traced_case(case, with_layers(MODELS[case.model], case.layers))
         step = run_step(trace, target, STEP, graph=record["launched"] == "graph", times=times)
         result.append(Drawn(case, record["seconds_per_call"], record["power_w"], step))
     if not result:

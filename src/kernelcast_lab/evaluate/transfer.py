@@ -1,12 +1,11 @@
-"""How well a GPU is forecast that a fit never saw: from its datasheet, with what was measured of it, and after so many
-calls.
+"""How well a held-out GPU is forecast: from its datasheet, with measured specs, and after calibration calls.
 
 One GPU with siblings in the data, or a whole generation, is left out. What is left fits the networks, without the test
-shapes. The GPU is then asked about under an id that nobody knows, on its test shapes alone:
+shapes. The GPU is then forecast under an unknown id, on its test shapes alone:
 
-- ``catalogue``: as its datasheet has it. What only measuring tells (what it sustains of its peaks, how long a launch
-  takes) is the mean over the GPUs that the fit saw.
-- ``specs``: with the measured numbers of the catalogue, which are what `kernelcast collect --specs` would tell.
+- ``catalogue``: as its datasheet has it. What is only known by measuring (the sustained share of its peaks, the launch
+  time) is the mean over the GPUs that the fit saw.
+- ``specs``: with the measured numbers of the catalogue, which are what `kernelcast collect --specs` would measure.
 - ``calls``: on top of that, calibrated by so many calls of each op and format, of other shapes than the test's.
 
 A piece is one family and one left-out group, kept as a file, so that machines can share the work.
@@ -45,7 +44,7 @@ SIBLINGS = ("h200_sxm", "gb300")  # GPUs that are left out alone
 LEFT_OUT = (*SIBLINGS, *GENERATIONS)
 CATALOGUE, SPECS, CALLS = "catalogue", "specs", "calls"
 SHARED, NEW = "shared", "new"  # kernels that GPUs of the fit run too, and those that none does
-RANDOM, TELLING = "random", "telling"  # how calls are drawn: by chance, or those that tell most of the others
+RANDOM, INFORMATIVE = "random", "telling"  # how calls are drawn: by chance, or the most informative
 # What is scored together, by family: number formats, or prefill and decode in all formats.
 COLUMNS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gemm": {"GEMM bf16+fp8": ("bf16", "fp8"), "GEMM fp8_block": ("fp8_block",), "GEMM nvfp4": ("nvfp4",)},
@@ -53,7 +52,7 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "moe": {"fused MoE": ("bf16", "fp8"), "MoE fp8_block": ("fp8_block",), "MoE nvfp4": ("nvfp4",)},
 }
 COLUMN_NAMES = tuple(name for columns in COLUMNS.values() for name in columns)
-# Numbers of a GPU that no datasheet tells
+# Numbers of a GPU that no datasheet has
 MEASURED = tuple(
     field.name
     for field in dataclasses.fields(Gpu)
@@ -63,7 +62,7 @@ MEASURED = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class TransferPoint(ErrorSummary):
-    """ErrorSummary on test shapes of one GPU that was left out."""
+    """Errors on test shapes of one GPU that was left out."""
 
     family: str
     left_out: str  # a GPU, or a generation
@@ -78,7 +77,7 @@ class TransferPoint(ErrorSummary):
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """Fits that take two minutes with a GPU; few calls are drawn ``repeats`` times, since each draw tells another."""
+    """Fits that take two minutes with a GPU; few calls are drawn ``repeats`` times, since draws vary."""
 
     rows: int = 400_000
     epochs: int = 20
@@ -98,8 +97,8 @@ class TransferSettings:
         return self.fit or changed(recipe(family).settings, epochs=self.epochs, batch=2048, **small)
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What a piece says that it was made by."""
+    def recorded(self) -> dict[str, Any]:
+        """What a piece says that it was made with."""
         names = ("rows", "epochs", "counts", "repeats", "test_rows", "source", "seed")
         return {name: getattr(self, name) for name in names} | {"weights": self.weights and self.weights.name}
 
@@ -112,7 +111,7 @@ def transfer(
     out: Path,
     say: Say = lambda text: None,
 ) -> list[TransferPoint]:
-    """Every piece that ``out`` lacks, each written when it is done; the points of all pieces that were asked for.
+    """Every piece that ``out`` lacks, each written when it is done; the points of all pieces.
 
     ``columns_of`` gives what a family is fitted on."""
     pieces = [(family, name, piece_path(out, family, name)) for family in families for name in left_out]
@@ -124,7 +123,7 @@ def transfer(
         for name, path in missing:
             points = score_left_out(columns, family, name, settings, say)
             kept = [dataclasses.asdict(point) for point in points]
-            write_kept(path, {"settings": settings.told, "points": kept})
+            write_kept(path, {"settings": settings.recorded, "points": kept})
             say(f"{family}, {name} left out: {len(points)} points -> {path}")
     points = [point for *_, path in pieces for point in read_piece(path)]
     if not points:
@@ -142,7 +141,7 @@ def read_piece(path: Path) -> list[TransferPoint]:
 
 def _refuse_other_settings(path: Path, settings: TransferSettings) -> None:
     made = read_kept(path, {"settings": None})["settings"]
-    now = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.told.items()}
+    now = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.recorded.items()}
     apart = [f"{name} {made[name]}, not {value}" for name, value in now.items() if made and made[name] != value]
     if apart:
         raise KernelcastError(f"{path} was made with {'; '.join(apart)}: remove it, or write to another folder")
@@ -154,26 +153,23 @@ def _refuse_other_settings(path: Path, settings: TransferSettings) -> None:
 def score_left_out(
     columns: Columns, family: str, left_out: str, settings: TransferSettings, say: Say = lambda text: None
 ) -> list[TransferPoint]:
-    """Fit without a GPU or a generation, then ask about each of its GPUs; nothing where none of them has test rows."""
+    """Fit without a GPU or a generation, then forecast each of its GPUs; nothing where none of them has test rows."""
     split = generation_out(columns, left_out) if left_out in GENERATIONS else next(gpu_out(columns, left_out))
     test_shape = shape_fold(columns) == TEST_FOLD
     shared = among(columns["kernel_source"], set(columns["kernel_source"][split.train]))
-    places = [_place(columns, family, name, test_shape, shared, settings) for name in tested_gpus(left_out)]
-    places = [place for place in places if place.tests]
-    if not places:
+    names = GENERATIONS.get(left_out, (left_out,))
+    gpus = [_held_out_gpu(columns, family, name, test_shape, shared, settings) for name in names]
+    gpus = [held_out for held_out in gpus if held_out.tests]
+    if not gpus:
         say(f"{family}, {left_out} left out: no call to test on")
         return []
     weights, base = _predictor(columns, family, np.flatnonzero(split.train & ~test_shape), left_out, settings, say)
     seen = [find_gpu(name) for name in weights.encoder.vocabulary["gpu"]]
     points: list[TransferPoint] = []
-    for place in places:
-        labels = {"family": family, "left_out": left_out, "gpu": place.name}
-        points += place.points(base, seen, gpus_out(left_out, gpu_ids()), labels, say)
+    for held_out in gpus:
+        labels = {"family": family, "left_out": left_out, "gpu": held_out.name}
+        points += held_out.points(base, seen, gpus_out(left_out, gpu_ids()), labels, say)
     return points
-
-
-def tested_gpus(left_out: str) -> tuple[str, ...]:
-    return GENERATIONS.get(left_out, (left_out,))
 
 
 def gpus_out(left_out: str, gpus: Collection[str]) -> list[str]:
@@ -203,8 +199,8 @@ def _predictor(
 
 
 def as_catalogued(target: Gpu, seen: Sequence[Gpu], out: Collection[str]) -> Gpu:
-    """A GPU as its datasheet has it, under an id of its own: what only measuring tells is the mean of the GPUs that the
-    fit saw, of all that are not ``out`` where nobody measured those."""
+    """A GPU as its datasheet has it, under an id of its own: measured specs are the mean of the GPUs of the fit, or of
+    all that are not ``out`` where those have none."""
     others = [find_gpu(name) for name in gpu_ids() if name not in out]
     values = {name: _typical(name, target, seen) or _typical(name, target, others) for name in MEASURED}
     return dataclasses.replace(target, id=f"{target.id}_{CATALOGUE}", **values)  # type: ignore[arg-type]
@@ -225,7 +221,7 @@ def _typical(name: str, target: Gpu, gpus: Sequence[Gpu]) -> float | dict[str, f
 
 
 @dataclass(frozen=True)
-class _Place:
+class _HeldOutGpu:
     """One GPU that was left out."""
 
     name: str
@@ -244,10 +240,10 @@ class _Place:
         measured = as_measured(target)
         yield from self._scored(measured, plain, {**none, "knows": SPECS})
         draws = [(RANDOM, draw, self.drawn(draw)) for draw in range(self.settings.repeats)]
-        for drawn, draw, order in [*draws, (TELLING, 0, self.telling(measured, plain))]:
+        for drawn, draw, order in [*draws, (INFORMATIVE, 0, self.informative(measured, plain))]:
             for count in self.settings.counts:
                 if (draw and count > self.settings.few) or count > max(map(len, order.values())):
-                    continue  # one draw of many tells enough; with fewer calls than that it would be the same again
+                    continue  # one draw of many is enough; with fewer calls than that it would be the same again
                 rows = np.sort(np.concatenate([rows[:count] for rows in order.values()]))
                 calibration, bad = calibrate(self._calls(rows), measured, plain, skip_bad=True)
                 if bad.messages:
@@ -257,7 +253,7 @@ class _Place:
                 yield from self._scored(measured, conditions, {**labels, **how})
 
     def drawn(self, draw: int) -> dict[str, Rows]:
-        """Of each kind, calls in the order in which they are measured: more calls are the same ones and others."""
+        """Of each op and format, calls in the order of measuring: a larger number contains the smaller."""
         most = max(self.settings.counts, default=0)
         rngs = (np.random.default_rng([self.settings.seed, draw, at]) for at in range(len(self.pool)))
         return {
@@ -265,9 +261,8 @@ class _Place:
             for (group, rows), rng in zip(self.pool.items(), rngs, strict=True)
         }
 
-    def telling(self, target: Gpu, plain: Conditions) -> dict[str, Rows]:
-        """Of each kind, those that tell most of the others, the most telling first, as `collect --for-calibration`
-        has them."""
+    def informative(self, target: Gpu, plain: Conditions) -> dict[str, Rows]:
+        """Of each op and format, the most informative calls first, as `collect --for-calibration` has them."""
         most = max(self.settings.counts, default=0)
         return {
             group: rows[next_calls(self._calls(rows), most, target, plain).rows] for group, rows in self.pool.items()
@@ -290,11 +285,11 @@ class _Place:
             start += len(rows)
 
 
-def _place(
+def _held_out_gpu(
     columns: Columns, family: str, name: str, test_shape: Mask, shared: Mask, settings: TransferSettings
-) -> _Place:
+) -> _HeldOutGpu:
     members = np.flatnonzero((columns["gpu"] == name) & (columns["source"] == settings.source))
-    group, column = _kinds(columns, family, members)
+    group, column = _groups(columns, family, members)
     pool = {str(each): members[(group == each) & ~test_shape[members]] for each in np.unique(group[column != ""])}
     tests = {
         (label, kernels): sampled(
@@ -303,10 +298,10 @@ def _place(
         for label in COLUMNS[family]
         for kernels, which in ((SHARED, shared), (NEW, ~shared))
     }
-    return _Place(name, columns, settings, {key: rows for key, rows in tests.items() if len(rows)}, pool)
+    return _HeldOutGpu(name, columns, settings, {key: rows for key, rows in tests.items() if len(rows)}, pool)
 
 
-def _kinds(columns: Columns, family: str, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
+def _groups(columns: Columns, family: str, rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
     """Of each row its op and format, prefill and decode apart; and the column that it is scored in, empty for none."""
     dtype = columns["dtype"][rows].astype(str)
     op = columns["op"][rows].astype(str)

@@ -1,6 +1,6 @@
 """Pieces of `kernelcast evaluate transfer` -> tables in Markdown and, where Matplotlib is, the learning curve.
 
-ErrorSummary are means: over draws of the calls, then over the GPUs of a group, then over the generations.
+Errors are means: over draws of the calls, then over the GPUs of a group, then over the generations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
+from kernelcast.app.report.text import dense_table
 from kernelcast.errors import KernelcastError
 from kernelcast_lab.evaluate.report import markdown, saved_plot
 from kernelcast_lab.evaluate.scores import read_kept
@@ -30,13 +32,13 @@ from kernelcast_lab.evaluate.transfer import (
     read_piece,
 )
 
-ONE_GPU, GENERATION = "a GPU, siblings in the data", "a generation"
+SINGLE_GPU, GENERATION = "a GPU, siblings in the data", "a generation"
 _MAIN = ("GEMM bf16+fp8", "prefill", "decode", "fused MoE")
 # What we set out to reach: mean % error, by what is left out and what is known of it.
 TARGETS: Mapping[tuple[str, str], Mapping[str, float]] = {
     key: dict(zip(_MAIN, values, strict=True))
     for key, values in {
-        (ONE_GPU, CATALOGUE): (5.5, 5.5, 6.0, 8.0),
+        (SINGLE_GPU, CATALOGUE): (5.5, 5.5, 6.0, 8.0),
         (GENERATION, CATALOGUE): (12.0, 17.0, 17.0, 19.0),
         (GENERATION, SPECS): (10.0, 14.0, 14.0, 16.0),
         (GENERATION, "30 calls"): (8.0, 10.0, 10.0, 11.0),
@@ -114,7 +116,7 @@ def overall_means(means: Means) -> Means:
     """Over the GPUs that were left out alone, and over the generations."""
     by: dict[tuple[str, str, str], list[Mean]] = {}
     for (left_out, known, column), mean in means.items():
-        group = GENERATION if left_out in GENERATIONS else ONE_GPU
+        group = GENERATION if left_out in GENERATIONS else SINGLE_GPU
         by.setdefault((group, known, column), []).append(mean)
     return {key: Mean.of(result) for key, result in by.items()}
 
@@ -122,7 +124,7 @@ def overall_means(means: Means) -> Means:
 def _order(means: Means) -> tuple[list[str], list[str], list[str]]:
     """What is left out, what is known and the columns, as the tables list them."""
     left_out, known, columns = (list(dict.fromkeys(key[at] for key in means)) for at in range(3))
-    usual = [ONE_GPU, *LEFT_OUT, GENERATION]
+    usual = [SINGLE_GPU, *LEFT_OUT, GENERATION]
     left_out.sort(key=[*usual, *left_out].index)
     return left_out, known, [name for name in COLUMN_NAMES if name in columns]
 
@@ -141,22 +143,17 @@ def lines(points: Sequence[TransferPoint]) -> list[dict[str, Any]]:
     return results
 
 
-def as_text(points: Sequence[TransferPoint]) -> str:
+def as_table(points: Sequence[TransferPoint]) -> Table:
     """The same for a terminal of 100 columns: mean errors in percent, the formats by their short names."""
     result = lines(points)
     shown = [name for name in COLUMN_NAMES if any(line.get(name) is not None for line in result)]
     heads = [name.removeprefix("fused ").split()[-1].replace("bf16+fp8", "GEMM").replace("fp8_", "") for name in shown]
     labels = [name for name in result[0] if name not in COLUMN_NAMES] if result else []
-    table = [[*labels, *heads]]
-    for line in result:
-        cells = ["–" if line.get(name) is None else f"{line[name]:.1f}" for name in shown]
-        table.append([*(str(line[label]) for label in labels), *cells])
-    widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
-    values = []
-    for row in table:
-        cells = [cell.ljust(widths[at]) if at < len(labels) else cell.rjust(widths[at]) for at, cell in enumerate(row)]
-        values.append("  ".join(cells).rstrip())
-    return "\n".join(values)
+    rows = [
+        [*(str(line[label]) for label in labels), *("–" if name not in line else f"{line[name]:.1f}" for name in shown)]
+        for line in result
+    ]
+    return dense_table(*labels, *heads, left=labels, rows=rows)
 
 
 def write_transfer(points: Sequence[TransferPoint], out: Path) -> Path:
@@ -164,7 +161,7 @@ def write_transfer(points: Sequence[TransferPoint], out: Path) -> Path:
     groups, new = group_means(points), group_means(points, NEW)
     whole = overall_means(groups)
     parts = [
-        _told(points),
+        _summary(points),
         f"Made by `kernelcast evaluate transfer`: {made_by(out)}." if any(out.glob(PIECES)) else "",
         "### Mean error, percent",
         _table(whole, _with_target),
@@ -186,11 +183,11 @@ def write_transfer(points: Sequence[TransferPoint], out: Path) -> Path:
     return path
 
 
-def _told(points: Sequence[TransferPoint]) -> str:
+def _summary(points: Sequence[TransferPoint]) -> str:
     left_out = _order(group_means(points))[0]
     alone = [name for name in left_out if name not in GENERATIONS]
     whole = [name for name in left_out if name in GENERATIONS]
-    message = [f"{ONE_GPU}: {', '.join(alone)}"] * bool(alone) + [f"{GENERATION}: {', '.join(whole)}"] * bool(whole)
+    message = [f"{SINGLE_GPU}: {', '.join(alone)}"] * bool(alone) + [f"{GENERATION}: {', '.join(whole)}"] * bool(whole)
     return (
         f"Left out: {'; '.join(message)}. A mean is over those of them that were measured in the format."
         " In brackets: what we set out to reach."

@@ -80,10 +80,10 @@ def swept_times(sweep: Sweep | Timed) -> dict[Config, float]:
 
 
 def score(
-    sweep: Sweep, chip_id: str = "h200_sxm", top: int = TOP, more: int = 0, conditions: Conditions = DEFAULT
+    sweep: Sweep, gpu_id: str = "h200_sxm", top: int = TOP, more: int = 0, conditions: Conditions = DEFAULT
 ) -> ShapeScore:
     """Tune one swept shape, and compare."""
-    target, problem = gpu(chip_id), problem_of(sweep)
+    target, problem = gpu(gpu_id), problem_of(sweep)
     swept = swept_times(sweep)
     configs = list(swept)
     guess, _, _ = predict_configs(problem, configs, target, conditions)
@@ -173,7 +173,7 @@ def swift_over_plain(compared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def chosen_sweeps(path: Path, only: Sequence[str] = ()) -> tuple[list[Sweep], str]:
-    """The sweeps of a file, and their GPU; with ``words``, shapes whose name holds one of them."""
+    """The sweeps of a file, and their GPU; with ``only``, shapes whose name contains one of them."""
     try:
         result, gpu_id = read_sweeps(path), str(about_sweeps(path)["gpu"])
     except KernelcastError:
@@ -184,12 +184,12 @@ def chosen_sweeps(path: Path, only: Sequence[str] = ()) -> tuple[list[Sweep], st
 
 
 def figures(
-    sweeps: Sequence[Sweep], chip_id: str, top: int = TOP, more: int = 0, conditions: Conditions = DEFAULT
+    sweeps: Sequence[Sweep], gpu_id: str, top: int = TOP, more: int = 0, conditions: Conditions = DEFAULT
 ) -> dict[str, list[dict[str, Any]]]:
     """Every shape that is tested on, the figures that targets are set for, and the two kernels beside each other."""
     kernels = {"plain": ("main", "plain"), "swift": ("main", "swift"), "dense": ("dense", "plain")}
     scored = {
-        group: [score(s, chip_id, top, more, conditions) for s in sweeps if (s.phase, s.kernel) == which]
+        group: [score(s, gpu_id, top, more, conditions) for s in sweeps if (s.phase, s.kernel) == which]
         for group, which in kernels.items()
     }
     totals = {group: summary(scored[group]) for group in ("plain", "swift") if scored[group]}

@@ -60,7 +60,7 @@ def known_order(columns: Columns, gpu_id: str) -> tuple[Dataset, NDArray[np.bool
 
 def left_out(data: Dataset, gpu_id: str) -> FamilyWeights:
     """Networks fitted without a GPU and its twins; of nameless ones as many as the shipped weights have."""
-    gone = np.array([twins(str(name), gpu_id) for name in data.words["gpu"]])
+    gone = np.array([twins(str(name), gpu_id) for name in data.choices["gpu"]])
     fitted = data.select(np.flatnonzero(~gone))
     encoder = encoder_of(fitted)
     settings = changed(recipe("moe_gemm").settings, epochs=_EPOCHS, batch=_BATCH)
@@ -81,16 +81,16 @@ def figures(
     refuse_unknown("GPU with configs that PipeWeave swept", wanted, swept)
     data = build(columns, "moe_gemm")
     lines = []
-    for place in wanted or swept:
-        tested, listed, shape = known_order(columns, place)
-        weights, physics = left_out(data, place), tested.estimate_s
+    for gpu_id in wanted or swept:
+        tested, listed, shape = known_order(columns, gpu_id)
+        weights, physics = left_out(data, gpu_id), tested.estimate_s
         named = physics * np.exp(correction(weights, tested)[:, 0])
         nameless = physics * np.exp(correction(replace(weights, nameless=True), tested)[:, 0])
         ways = {"named": named, "nameless": nameless, "physics": physics, "both": np.sqrt(nameless * physics)}
-        line: dict[str, Any] = {"gpu": place, "shapes": len(np.unique(shape))}
+        line: dict[str, Any] = {"gpu": gpu_id, "shapes": len(np.unique(shape))}
         for name, time_s in ways.items():
             result = [rank_biserial(time_s[shape == i], listed[shape == i]) for i in np.unique(shape)]
             line |= {name: float(np.median(result)), f"{name}_lowest_tenth": float(np.quantile(result, 0.1))}
         lines.append(line)
-        say(f"{place}: {line['both']:.3f} by both")
+        say(f"{gpu_id}: {line['both']:.3f} by both")
     return {"gpus_left_out": lines}

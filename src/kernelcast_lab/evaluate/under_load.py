@@ -1,8 +1,8 @@
 """Servers under load, as they were measured, against simulations of the same load.
 
 - ``vllm_h100``: vLLM on H100 under inference-perf's shared-prefix generator. It sends as many different prompts as
-  there are users, in turn: from the second round on a prompt is cached whole. Rotation are single, as its authors'
-  simulator takes them (docs/simulate.md says what speaks for that).
+  there are users, in turn: from the second round on a prompt is cached whole. Conversations have a single turn, as in
+  its authors' simulator (docs/simulate.md says why).
 - ``llmservingsim``: 300 requests through vLLM on an RTX PRO 6000, one by one.
 """
 
@@ -47,8 +47,8 @@ def figures(root: Path | None, sources: Sequence[str] = SOURCES) -> dict[str, li
         result |= {"vllm_h100": by_group(whole), "vllm_h100_by_run": by_group(whole, "run")}
         result["vllm_h100_second_stage_calibrated_on_the_first"] = by_group(calibrated_runs(root))
     if "llmservingsim" in sources:
-        result["llmservingsim"] = by_group(one_by_one(root))
-        result["llmservingsim_calibrated_on_the_first_100"] = by_group(one_by_one(root, calibrate_on=100))
+        result["llmservingsim"] = by_group(single_requests(root))
+        result["llmservingsim_calibrated_on_the_first_100"] = by_group(single_requests(root, calibrate_on=100))
     return result
 
 
@@ -68,7 +68,7 @@ def vllm_runs(root: Path | str | None, stacks: Stacks = stack) -> list[Compared]
 
 
 def calibrated_runs(root: Path | str | None) -> list[Compared]:
-    """The second stage of runs that have two, the server's terms learnt from what was measured of the first."""
+    """The second stage of runs that have two, the server calibrated on what was measured of the first."""
     rows: dict[str, dict[int, Row]] = {}
     for row in read_rows(root, "vllm_h100/served"):
         rows.setdefault(row["id"], {})[row["stage"]] = row
@@ -110,7 +110,7 @@ def shared_prefix_load(row: Row, seed: int = 0) -> Load:
 
 
 def _run_compared(result: Simulation, row: Row, stage: int | None, run: str) -> list[Compared]:
-    found = result.metrics if stage is None else result.stage(stage)
+    metrics = result.metrics if stage is None else result.stage(stage)
     groups = {"run": run, "stage": "all" if stage is None else str(stage)}
     compared = []
     for name, stats in _STATS.items():
@@ -118,12 +118,12 @@ def _run_compared(result: Simulation, row: Row, stage: int | None, run: str) -> 
             key = f"{stat}_{'e2el' if name == 'e2e' else name}_ms"
             ends = (result.low[key] / 1e3, result.high[key] / 1e3) if stage is None else (None, None)
             measured_s = row[f"measured_{name}_{stat}_ms"] / 1e3
-            compared.append(Compared(f"{name.upper()} {stat}", measured_s, found[key] / 1e3, groups, *ends))
+            compared.append(Compared(f"{name.upper()} {stat}", measured_s, metrics[key] / 1e3, groups, *ends))
     return compared
 
 
-def one_by_one(root: Path | str | None, stacks: Stacks = stack, calibrate_on: int = 0) -> list[Compared]:
-    """Mean and 90th percentile of the 300 requests; of those behind the first so many, which terms were learnt from."""
+def single_requests(root: Path | str | None, stacks: Stacks = stack, calibrate_on: int = 0) -> list[Compared]:
+    """Mean and 90th percentile of the 300 requests; of those after the first so many, which calibrate."""
     folder = root_path(root) / "llmservingsim"
     name = "rtxpro6000_llama-3.1-8b_vllm"
     engine = json.loads((folder / f"{name}_meta.json").read_text())["engine_kwargs"]

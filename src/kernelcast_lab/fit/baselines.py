@@ -23,7 +23,7 @@ from kernelcast_lab.baselines.family_net import FamilyNet, categorical_inputs
 from kernelcast_lab.baselines.roofline import bytes_s
 from kernelcast_lab.fit import dataset
 from kernelcast_lab.fit.dataset import Columns
-from kernelcast_lab.fit.train import Net, codes_of, device, encoder, on_device, one_pass
+from kernelcast_lab.fit.train import Net, codes_of, device, encoder, on_device, train_epoch
 
 PIPEWEAVE_HIDDEN = (256, 128, 64)
 PIPEWEAVE_DROPOUT = 0.1
@@ -32,7 +32,7 @@ _LEARNING_RATE = 1e-3
 _BATCH = 512
 
 Rows = NDArray[Any]
-Words = list[tuple[dict[str, str], int]]  # of each group of calls, and how many rows it has
+GroupChoices = list[tuple[dict[str, str], int]]  # of each group of calls, and how many rows it has
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, row numbers) -> loss of these rows."""
 
@@ -44,7 +44,7 @@ def fit_pipeweave(
     if family == "collective":  # the original has a random forest a GPU there
         raise KernelcastError("PipeWeave's network is for kernels of one GPU: it has no pipe for a link")
     result, efficiency, choices = [], [], []
-    for question, latency_s in questions(columns, family, rows):
+    for question, latency_s in measured_inputs(columns, family, rows):
         result.append(pipeweave.inputs(question))
         efficiency.append(result[-1].theoretical_s / latency_s)
         choices.append((categorical_inputs(question), len(latency_s)))
@@ -72,7 +72,7 @@ def fit_neusight(
     if family not in neusight.FAMILIES:
         raise KernelcastError(f"NeuSight has no network for {family}: to it, that is memory-bound")
     tiles, rests, times, choices = [], [], [], []
-    for question, latency_s in questions(columns, family, rows):
+    for question, latency_s in measured_inputs(columns, family, rows):
         tiled, others = neusight.split(question)
         tiles.append([neusight.tiles(phase, question.gpu) for phase in tiled])
         rests.append(sum((bytes_s(phase, question.gpu) for phase in others), start=np.zeros(len(latency_s))))
@@ -106,20 +106,22 @@ def fit_neusight(
     return neusight.Neusight({family: FamilyNet(known, net.exported())})
 
 
-def questions(columns: Columns, family: str, rows: Rows | None) -> Iterator[tuple[PredictorInput, NDArray[np.float64]]]:
-    """The measured calls of a family, in groups that agree in all words, and their times in seconds."""
+def measured_inputs(
+    columns: Columns, family: str, rows: Rows | None
+) -> Iterator[tuple[PredictorInput, NDArray[np.float64]]]:
+    """The measured calls of a family, in groups that agree in all choices, and their times in seconds."""
     ops = {op for op, kernel in REGISTRY.items() if kernel.family == family}
     chosen = np.arange(len(columns["op"])) if rows is None else np.arange(len(columns["op"]))[rows]
     chosen = chosen[[op in ops for op in columns["op"][chosen]]]
     if len(chosen) < 2:
         raise KernelcastError(f"{len(chosen)} measured calls of the family {family}: too few to fit")
     part = {name: column[chosen] for name, column in columns.items()}
-    for question, at in dataset.questions(part, family, Roofline()):
+    for question, at in dataset.predictor_inputs(part, family, Roofline()):
         yield question, np.asarray(part["latency_us"][at], dtype=np.float64) * 1e-6
 
 
-def _encoded(names: tuple[str, ...], values: Floats, choices: Words) -> tuple[Encoder, Floats]:
-    """All rows as the network sees them, standardised numbers and one-hot words."""
+def _encoded(names: tuple[str, ...], values: Floats, choices: GroupChoices) -> tuple[Encoder, Floats]:
+    """All rows as the network sees them, standardised numbers and one-hot choices."""
     named = dict.fromkeys(name for choice, _ in choices for name in choice)
     columns = {
         name: np.concatenate([np.full(count, choice.get(name), dtype=object) for choice, count in choices])
@@ -128,7 +130,7 @@ def _encoded(names: tuple[str, ...], values: Floats, choices: Words) -> tuple[En
     known = encoder(names, values, values.std(axis=0, dtype=np.float64), columns)
     inputs = np.zeros((len(values), known.width + 1), dtype=np.float32)
     inputs[:, : len(names)] = known.numbers(values)
-    inputs[np.arange(len(values))[:, None], codes_of(columns, known)] = 1.0  # the last column: a word that is not given
+    inputs[np.arange(len(values))[:, None], codes_of(columns, known)] = 1.0  # the last column: not given
     return known, inputs[:, :-1]
 
 
@@ -148,6 +150,6 @@ def _trained(inputs: Floats, make: Callable[[], Net], loss_of: Loss, epochs: int
         net.train()
         for _ in range(epochs):
             batches = torch.randperm(len(rows)).to(device()).tensor_split(steps)  # no batch is left with one row
-            one_pass(batches, lambda at: loss_of(net(rows[at]), at), net, optimiser, schedule)
+            train_epoch(batches, lambda at: loss_of(net(rows[at]), at), net, optimiser, schedule)
     net.eval()
     return net

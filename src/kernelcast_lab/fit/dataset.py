@@ -31,18 +31,18 @@ _TIMES = ("estimate_s", "bound_s", "latency_s", "rows", "at_least", "shared")
 
 @dataclass(frozen=True)
 class Dataset:
-    """One row a measured call. ``words`` are what the network may know by name; ``rows`` index the source columns."""
+    """One row a measured call. ``choices``: the categorical inputs; ``rows`` index the source columns."""
 
     family: str
     names: tuple[str, ...]
     values: NDArray[np.float32]
-    words: Mapping[str, NDArray[Any]]
+    choices: Mapping[str, NDArray[Any]]
     estimate_s: NDArray[np.float64]
     bound_s: NDArray[np.float64]
     latency_s: NDArray[np.float64]
     rows: NDArray[np.intp]
-    at_least: NDArray[np.bool_]  # the true time is this or more, nobody knows how much
-    shared: NDArray[Any]  # format, stack and kind of a call, between tabs: who shares its errors
+    at_least: NDArray[np.bool_]  # the measured time is a lower limit
+    shared: NDArray[Any]  # format, stack and configuration, between tabs: whose errors are correlated
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,14 +52,14 @@ class Dataset:
         """What the network learns: the log of measured over generic time."""
         return np.log(np.maximum(self.latency_s, self.bound_s) / self.estimate_s)
 
-    def word(self, name: str) -> NDArray[Any]:
-        """A column of words; None in all rows where it is not given."""
-        return self.words.get(name, np.full(len(self), None, dtype=object))
+    def choice(self, name: str) -> NDArray[Any]:
+        """A categorical column; None in all rows where it is not given."""
+        return self.choices.get(name, np.full(len(self), None, dtype=object))
 
     def select(self, keep: NDArray[Any]) -> Dataset:
         """The rows of a mask or of row numbers."""
-        choices = {name: column[keep] for name, column in self.words.items()}
-        return replace(self, words=choices, **{name: getattr(self, name)[keep] for name in ("values", *_TIMES)})
+        choices = {name: column[keep] for name, column in self.choices.items()}
+        return replace(self, choices=choices, **{name: getattr(self, name)[keep] for name in ("values", *_TIMES)})
 
 
 def build(columns: Columns, family: str, workers: int = 1) -> Dataset:
@@ -74,8 +74,10 @@ def build(columns: Columns, family: str, workers: int = 1) -> Dataset:
         return _join(list(pool.map(_build, parts, itertools.repeat(family), shares)))
 
 
-def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[tuple[PredictorInput, NDArray[np.intp]]]:
-    """What a predictor is asked of the calls of a family, in groups that agree in all words; and their rows."""
+def predictor_inputs(
+    columns: Columns, family: str, predictor: Predictor
+) -> Iterator[tuple[PredictorInput, NDArray[np.intp]]]:
+    """Predictor inputs of the calls of a family, in groups that agree in all choices; and their rows."""
     bad = BadRows()
     rotations = rotations_of(columns)  # what L2 kept may change which tile is best
     for kernel, target, rows, calls in grouped(columns, None, bad):
@@ -84,7 +86,7 @@ def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[t
         for start in range(0, len(rows), _CHUNK_CALLS):
             at = rows[start : start + _CHUNK_CALLS]
             yield (
-                predictor_input(kernel, calls.part(start, start + _CHUNK_CALLS), target, rotations.part(at), answering),
+                predictor_input(kernel, calls.part(start, start + _CHUNK_CALLS), target, rotations.part(at), predictor),
                 at,
             )
     if bad.messages:
@@ -93,14 +95,14 @@ def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[t
 
 def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset:
     parts = []
-    for question, at in questions(columns, family, Learned()):
+    for question, at in predictor_inputs(columns, family, Learned()):
         choices = {**question.choices, "gpu": question.gpu.id}
         result = question.features
         part = Dataset(
             family=family,
             names=result.names,
             values=result.values,
-            words={name: np.full(len(at), choice, dtype=object) for name, choice in choices.items()},
+            choices={name: np.full(len(at), choice, dtype=object) for name, choice in choices.items()},
             estimate_s=result.estimate_s,
             bound_s=result.bound_s,
             latency_s=np.asarray(columns["latency_us"][at], dtype=np.float64) * 1e-6,
@@ -115,7 +117,7 @@ def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset
 
 
 def _shared(question: PredictorInput) -> NDArray[Any]:
-    """Who shares the errors of each call."""
+    """The groups whose errors are correlated with those of each call."""
     result = np.empty(question.calls.count, dtype=object)
     for rows, choices in configurations_of(question.kernel, question.calls):
         full = {**question.kernel.with_defaults(choices, question.gpu), "op": question.kernel.op}
@@ -124,13 +126,13 @@ def _shared(question: PredictorInput) -> NDArray[Any]:
 
 
 def _join(parts: list[Dataset]) -> Dataset:
-    """Rows of all parts; a feature or word that an op lacks is 0 or None there."""
+    """Rows of all parts; a feature or choice that an op lacks is 0 or None there."""
     names = tuple(dict.fromkeys(name for part in parts for name in part.names))
-    choices = dict.fromkeys(name for part in parts for name in part.words)
+    choices = dict.fromkeys(name for part in parts for name in part.choices)
     return Dataset(
         family=parts[0].family,
         names=names,
         values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
-        words={name: np.concatenate([part.word(name) for part in parts]) for name in choices},
+        choices={name: np.concatenate([part.choice(name) for part in parts]) for name in choices},
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _TIMES},
     )

@@ -1,8 +1,8 @@
-"""What was measured of each kind of call, how well it is forecast, and what it costs to answer as another kind.
+"""Evidence by configuration: what was measured, its held-out error, and what it costs to substitute another one.
 
-Kinds are counted over all rows that a fit may see. Intervals are stretched on shapes that one main network did not see
-(its own fold), the error is told on shapes that none saw (the test fold). Steps between kinds are learned by asking
-about each kind as if only its neighbour, one word away, had been measured.
+Configurations are counted over all rows that a fit may see. Interval widths are calibrated on the fold that a main
+network did not see, errors are on the test fold that none saw. Substitutions are learned by forecasting each
+configuration as if only its neighbour, which differs in a single choice, had been measured.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,41 +35,39 @@ from kernelcast.ops import REGISTRY
 from kernelcast.ops.base import Calls, Configuration, Kernel, Ragged
 from kernelcast_lab.data.folds import AT_LEAST, TEST_FOLD, shape_fold
 from kernelcast_lab.data.measurements import AGAIN, merged
-from kernelcast_lab.data.shared import read, root_path, tables
-from kernelcast_lab.fit.families import EAGER
+from kernelcast_lab.data.shared import read, tables
+from kernelcast_lab.fit.families import EAGER, Roots, folders_of
 
 Columns = Mapping[str, NDArray[Any]]
 Rows = NDArray[np.intp]
-Roots = Path | Sequence[Path] | None
 Report = Callable[[int, int, str], None]
-INSIDE = 0.8  # of the calls, that an interval should hold
-_MOST_ROWS = 300  # of a kind and fold, that it is scored on
-_STEP_ROWS = 40  # of a kind, that is asked about as each neighbour
-_LEAST_ROWS = 25  # of a kind, for a width of its own
-_PRIOR_ROWS = 25  # a kind's width is drawn to that of its op by so many rows
+INSIDE = 0.8  # coverage of the intervals
+_MOST_ROWS = 300  # of a configuration and fold, that are scored
+_STEP_ROWS = 40  # of a configuration, that are forecast as each neighbour
+_LEAST_ROWS = 25  # of a configuration, for a width of its own
+_PRIOR_ROWS = 25  # weight of the op's width in that of a configuration, in rows
 _LEAST_WIDTH = 0.5
 _MOST_MODELS = 400
-_POOLED = 0.08  # in each tail of steps that stand for words of which no pair was measured: those vary more
+_POOLED = 0.08  # in each tail of substitutions of choices of which no pair was measured: those vary more
 _FASTER, _LEAST_PAIRS = 0.98, 8
 
 
 @dataclass
-class _Kind:
-    """The measured rows of one kind."""
+class _Measured:
+    """The measured rows of one configuration."""
 
     kernel: type[Kernel]
-    place: Gpu
-    words: dict[str, str | None]
-    heard: dict[str, str | None]
+    gpu: Gpu
+    choices: dict[str, str | None]
+    network_choices: dict[str, str | None]
     rows: list[Rows] = field(default_factory=list)
-    most: int = 0  # rows of the largest group, whose choices are heard
+    most: int = 0  # rows of the largest group, whose choices the networks get
 
 
 def repeated_columns(roots: Roots, family: str) -> Columns | None:
     """Calls of a family that were measured again, on another day or another machine; None where none were."""
     ops = sorted(op for op, cls in REGISTRY.items() if cls.family == family)
-    folders = [root_path(root) for root in (roots if isinstance(roots, Sequence) else [roots])]
-    names = [(folder, name) for folder in folders for name in tables(folder) if name.endswith(AGAIN)]
+    names = [(folder, name) for folder in folders_of(roots) for name in tables(folder) if name.endswith(AGAIN)]
     repeated = merged([read(folder, name, ops=ops) for folder, name in names]).columns if names else {}
     return repeated if repeated and len(repeated["op"]) else None
 
@@ -83,28 +80,28 @@ def evidence_of(
     report: Report | None = None,
     again: Columns | None = None,
 ) -> Evidence:
-    """Kinds, scores, widths and steps of a family. ``folds``: the one that each main network did not see; ``again``:
-    calls that were measured a second time, elsewhere, which intervals should hold too."""
-    configurations = _kinds(columns, family)
+    """Configurations, scores, widths and substitutions of a family. ``folds``: the fold held out of each main network;
+    ``again``: calls measured a second time, elsewhere, which intervals should hold too."""
+    configurations = _configurations(columns, family)
     bare = Evidence(tuple(_with_models(columns, configurations)))
-    asking = _Asking(columns, replace(weights, evidence=bare))
+    evaluator = _Evaluator(columns, replace(weights, evidence=bare))
     fold, measured = shape_fold(columns), _measured(columns)
     pairs = list(zip(configurations, bare.entries, strict=True))
-    left = [_left_out(asking, configuration, entry, fold, measured, folds) for configuration, entry in pairs]
+    left = [_left_out(evaluator, configuration, entry, fold, measured, folds) for configuration, entry in pairs]
     widths = _widths(bare.entries, left)
     if again is not None:
-        widths = _wide_elsewhere(again, family, asking.weights, configurations, bare.entries, folds, widths)
+        widths = _wide_elsewhere(again, family, evaluator.weights, configurations, bare.entries, folds, widths)
     entries = tuple(replace(entry, width=width) for entry, width in zip(bare.entries, widths, strict=True))
     tried = [rows[np.isin(fold[rows], folds or (1, 2)) & measured[rows]] for rows in map(_all, configurations)]
-    steps = _steps(asking, configurations, entries, [_some(rows, _STEP_ROWS) for rows in tried], report)
+    steps = _steps(evaluator, configurations, entries, [_some(rows, _STEP_ROWS) for rows in tried], report)
     scored = tuple(
-        _scored(asking, configuration, entry, fold, measured)
+        _scored(evaluator, configuration, entry, fold, measured)
         for configuration, entry in zip(configurations, entries, strict=True)
     )
     return Evidence(scored, steps)
 
 
-def _all(configuration: _Kind) -> Rows:
+def _all(configuration: _Measured) -> Rows:
     return np.concatenate(configuration.rows)
 
 
@@ -113,8 +110,8 @@ def _measured(columns: Columns) -> NDArray[np.bool_]:
     return np.asarray(columns[AT_LEAST] == 0) if AT_LEAST in columns else np.ones(len(columns["op"]), dtype=bool)
 
 
-def _kinds(columns: Columns, family: str) -> list[_Kind]:
-    result: dict[tuple[Any, ...], _Kind] = {}
+def _configurations(columns: Columns, family: str) -> list[_Measured]:
+    result: dict[tuple[Any, ...], _Measured] = {}
     bad = BadRows()
     for kernel, target, rows, calls in grouped(columns, None, bad):
         if kernel.family != family:
@@ -123,16 +120,16 @@ def _kinds(columns: Columns, family: str) -> list[_Kind]:
             usual = kernel.with_defaults(choices, target)
             at = rows if members is None else rows[members]
             key = (kernel.op, target.id, *sorted((n, str(w)) for n, w in usual.items()))
-            configuration = result.setdefault(key, _Kind(kernel, target, usual, dict(calls.choices)))
+            configuration = result.setdefault(key, _Measured(kernel, target, usual, dict(calls.choices)))
             if len(at) > configuration.most:
-                configuration.heard, configuration.most = dict(calls.choices), len(at)
+                configuration.network_choices, configuration.most = dict(calls.choices), len(at)
             configuration.rows.append(at)
     if bad.messages:
         raise KernelcastError(bad.text())
     return [result[key] for key in sorted(result)]
 
 
-def _entry(columns: Columns, configuration: _Kind) -> MeasuredConfiguration:
+def _entry(columns: Columns, configuration: _Measured) -> MeasuredConfiguration:
     rows = _all(configuration)
     calls = _calls(columns, configuration, rows)
     sizes = {name: column[~np.isnan(column)] for name, column in configuration.kernel.sizes(calls).items()}
@@ -141,9 +138,9 @@ def _entry(columns: Columns, configuration: _Kind) -> MeasuredConfiguration:
     faster = _faster_doubled(configuration.kernel, calls, np.asarray(columns["latency_us"][rows], dtype=np.float64))
     return MeasuredConfiguration(
         configuration.kernel.op,
-        configuration.place.id,
-        configuration.words,
-        configuration.heard,
+        configuration.gpu.id,
+        configuration.choices,
+        configuration.network_choices,
         len(rows),
         ranges,
         (),
@@ -173,13 +170,13 @@ def _faster_doubled(kernel: type[Kernel], calls: Calls, latency: NDArray[np.floa
     return result
 
 
-def _with_models(columns: Columns, configurations: Sequence[_Kind]) -> Iterator[MeasuredConfiguration]:
+def _with_models(columns: Columns, configurations: Sequence[_Measured]) -> Iterator[MeasuredConfiguration]:
     """Entries; where several backends were measured, with the sizes of models by which an engine chose."""
     alike: dict[tuple[Any, ...], int] = {}
     keys = []
     for configuration in configurations:
-        rest = {name: choice for name, choice in configuration.words.items() if name not in ("backend", "paged")}
-        keys.append((configuration.kernel.op, configuration.place.id, *sorted((n, str(w)) for n, w in rest.items())))
+        rest = {name: choice for name, choice in configuration.choices.items() if name not in ("backend", "paged")}
+        keys.append((configuration.kernel.op, configuration.gpu.id, *sorted((n, str(w)) for n, w in rest.items())))
         alike[keys[-1]] = alike.get(keys[-1], 0) + 1
     for configuration, key in zip(configurations, keys, strict=True):
         entry, names = _entry(columns, configuration), configuration.kernel.model_sizes
@@ -191,15 +188,16 @@ def _with_models(columns: Columns, configurations: Sequence[_Kind]) -> Iterator[
         yield entry
 
 
-def _calls(columns: Columns, configuration: _Kind, rows: Rows) -> Calls:
-    """Those rows as one kind's calls, in the words that the networks hear."""
+def _calls(columns: Columns, configuration: _Measured, rows: Rows) -> Calls:
+    """Those rows as calls of one configuration, with the choices that the networks get."""
     part = {name: column[rows] for name, column in columns.items()}
     groups = list(grouped(part, None, BadRows()))
     order = np.argsort(np.concatenate([at for _, _, at, _ in groups]))
     numbers = {name: np.concatenate([calls[name] for _, _, _, calls in groups])[order] for name in groups[0][3].numbers}
     lists = {name: Ragged.joined([g[3].lists[name] for g in groups]).take(order) for name in groups[0][3].lists}
     return configuration.kernel.with_choices(
-        Calls(len(rows), numbers, groups[0][3].choices, lists), {**configuration.words, **configuration.heard}
+        Calls(len(rows), numbers, groups[0][3].choices, lists),
+        {**configuration.choices, **configuration.network_choices},
     )
 
 
@@ -208,8 +206,8 @@ def _some(rows: Rows, count: int) -> Rows:
 
 
 @dataclass(frozen=True)
-class _Asking:
-    """Measured rows, put to the networks."""
+class _Evaluator:
+    """Estimates of measured rows by the networks."""
 
     columns: Columns
     weights: FamilyWeights
@@ -218,33 +216,33 @@ class _Asking:
     def rotations(self) -> Rotation:
         return rotations_of(self.columns)
 
-    def told(
-        self, configuration: _Kind, rows: Rows, match: EvidenceMatch, nets: tuple[Layers, ...] | None = None
+    def estimated(
+        self, configuration: _Measured, rows: Rows, match: EvidenceMatch, nets: tuple[Layers, ...] | None = None
     ) -> Any:
         """(estimate, measured seconds) of these rows."""
         weights = replace(self.weights, main=nets) if nets else self.weights
         rotations = self.rotations.part(rows)
         calls = _calls(self.columns, configuration, rows)
-        question = predictor_input(configuration.kernel, calls, configuration.place, rotations, Learned(), match=match)
+        question = predictor_input(configuration.kernel, calls, configuration.gpu, rotations, Learned(), match=match)
         truth = np.maximum(np.asarray(self.columns["latency_us"][rows], dtype=np.float64) * 1e-6, question.bound_s)
         return weights.estimate(question), truth
 
 
 def _left_out(
-    asking: _Asking,
-    configuration: _Kind,
+    evaluator: _Evaluator,
+    configuration: _Measured,
     entry: MeasuredConfiguration,
     fold: NDArray[Any],
     measured: NDArray[Any],
     folds: Sequence[int],
 ) -> NDArray[np.float64]:
-    """How many times the interval as learned each row needs, that the network asked has not seen."""
+    """How many times the learned interval each held-out row needs."""
     rows, ratios = _all(configuration), [np.zeros(0)]
     for number, members in enumerate(folds):
         at = _some(rows[(fold[rows] == members) & measured[rows]], _MOST_ROWS)
         if len(at):
-            predicted, truth = asking.told(
-                configuration, at, EvidenceMatch(configuration.words, entry=entry), (asking.weights.main[number],)
+            predicted, truth = evaluator.estimated(
+                configuration, at, EvidenceMatch(configuration.choices, entry=entry), (evaluator.weights.main[number],)
             )
             over, under = np.log(truth / predicted.time_s), np.log(predicted.time_s / truth)
             tight = np.log(predicted.high_s / predicted.time_s), np.log(predicted.time_s / predicted.low_s)
@@ -253,7 +251,7 @@ def _left_out(
 
 
 def _widths(entries: Sequence[MeasuredConfiguration], ratios: Sequence[NDArray[np.float64]]) -> list[float]:
-    """The ratio that four in five stay below: the kind's own, drawn to its op's where there are few rows."""
+    """The ratio that four in five stay below, shrunk to that of the op where a configuration has few rows."""
     by_op: dict[str, list[NDArray[np.float64]]] = {}
     for entry, members in zip(entries, ratios, strict=True):
         by_op.setdefault(entry.op, []).append(members)
@@ -270,20 +268,20 @@ def _widths(entries: Sequence[MeasuredConfiguration], ratios: Sequence[NDArray[n
 
 
 def _wide_elsewhere(
-    again: Columns, family: str, weights: FamilyWeights, configurations: Sequence[_Kind],
+    again: Columns, family: str, weights: FamilyWeights, configurations: Sequence[_Measured],
     entries: Sequence[MeasuredConfiguration], folds: Sequence[int], widths: Sequence[float],
 ) -> list[float]:  # fmt: skip
     """Widths that hold on a second machine too, where it repeated enough calls that a network had not seen."""
-    asking, fold = _Asking(again, weights), shape_fold(again)
+    evaluator, fold = _Evaluator(again, weights), shape_fold(again)
     elsewhere = {
-        (configuration.kernel.op, configuration.place.id, str(configuration.words)): configuration
-        for configuration in _kinds(again, family)
+        (configuration.kernel.op, configuration.gpu.id, str(configuration.choices)): configuration
+        for configuration in _configurations(again, family)
     }
     ratios: dict[int, NDArray[np.float64]] = {}
     for at, (configuration, entry) in enumerate(zip(configurations, entries, strict=True)):
-        second = elsewhere.get((configuration.kernel.op, configuration.place.id, str(configuration.words)))
+        second = elsewhere.get((configuration.kernel.op, configuration.gpu.id, str(configuration.choices)))
         if second is not None:
-            ratios[at] = _left_out(asking, second, entry, fold, np.ones(len(fold), dtype=bool), folds)
+            ratios[at] = _left_out(evaluator, second, entry, fold, np.ones(len(fold), dtype=bool), folds)
     result = list(widths)
     for at, members in ratios.items():
         alike = [other for number, other in ratios.items() if entries[number].op == entries[at].op]
@@ -294,14 +292,18 @@ def _wide_elsewhere(
 
 
 def _scored(
-    asking: _Asking, configuration: _Kind, entry: MeasuredConfiguration, fold: NDArray[Any], measured: NDArray[Any]
+    evaluator: _Evaluator,
+    configuration: _Measured,
+    entry: MeasuredConfiguration,
+    fold: NDArray[Any],
+    measured: NDArray[Any],
 ) -> MeasuredConfiguration:
     """The error on shapes that no network saw."""
     rows = _all(configuration)
     rows = _some(rows[(fold[rows] == TEST_FOLD) & measured[rows]], _MOST_ROWS)
     if not len(rows):
         return entry
-    predicted, truth = asking.told(configuration, rows, EvidenceMatch(configuration.words, entry=entry))
+    predicted, truth = evaluator.estimated(configuration, rows, EvidenceMatch(configuration.choices, entry=entry))
     off = predicted.time_s / truth - 1
     inside = (predicted.low_s <= truth) & (truth <= predicted.high_s)
     error, bias, inside = (round(float(np.mean(x)), 4) for x in (np.abs(off), off, inside))
@@ -309,13 +311,13 @@ def _scored(
 
 
 def _steps(
-    asking: _Asking,
-    configurations: Sequence[_Kind],
+    evaluator: _Evaluator,
+    configurations: Sequence[_Measured],
     entries: Sequence[MeasuredConfiguration],
     rows: Sequence[Rows],
     report: Report | None,
 ) -> dict[str, Substitution]:
-    """What it costs to take one word for another: each kind asked about as each that is one word away."""
+    """What it costs to substitute a choice: each configuration is forecast as each that differs in a single choice."""
     residuals: dict[str, list[NDArray[np.float64]]] = {}
     for number, (configuration, members) in enumerate(zip(configurations, rows, strict=True)):
         if report:
@@ -323,25 +325,25 @@ def _steps(
         if len(members) < 5:
             continue
         for entry in entries:
-            change = _one_word(configuration, entry)
+            change = _single_change(configuration, entry)
             if change is None:
                 continue
-            predicted, truth = asking.told(
-                configuration, members, EvidenceMatch(configuration.words, entry=entry, substituted=(change,))
+            predicted, truth = evaluator.estimated(
+                configuration, members, EvidenceMatch(configuration.choices, entry=entry, substituted=(change,))
             )
             choice, tested, answered = change
             left = np.log(truth / predicted.time_s)
-            pooled = [choice, f"{choice}, {configuration.words['dtype']}"] if EAGER not in (tested, answered) else []
+            pooled = [choice, f"{choice}, {configuration.choices['dtype']}"] if EAGER not in (tested, answered) else []
             for name in (f"{choice} {tested} {answered}", *pooled):
                 residuals.setdefault(name, []).append(left)
     return {name: _step(result, shifted=name.count(" ") == 2) for name, result in sorted(residuals.items())}
 
 
-def _one_word(configuration: _Kind, entry: MeasuredConfiguration) -> tuple[str, str | None, str | None] | None:
-    """The word, and its two values, that alone lies between the two; None where there are none or more."""
+def _single_change(configuration: _Measured, entry: MeasuredConfiguration) -> tuple[str, str | None, str | None] | None:
+    """The choice that alone differs between the two, and its two values; None where none or more do."""
     if configuration.kernel.op != entry.op:
         return None
-    members: Configuration = {**configuration.words, "gpu": configuration.place.id}
+    members: Configuration = {**configuration.choices, "gpu": configuration.gpu.id}
     other: Configuration = {**entry.configuration, "gpu": entry.gpu}
     apart = [name for name in members if members[name] != other.get(name)]
     if len(apart) != 1 or apart[0] in FIXED:
@@ -350,7 +352,7 @@ def _one_word(configuration: _Kind, entry: MeasuredConfiguration) -> tuple[str, 
 
 
 def _step(result: Sequence[NDArray[np.float64]], *, shifted: bool) -> Substitution:
-    """From residuals by kind. A median of other kinds corrects an answer only where there are two or more."""
+    """From residuals by configuration. The median of the others corrects a forecast where there are two or more."""
     medians = np.array([np.median(each) for each in result])
     shift = float(np.median(medians)) if shifted and len(result) > 1 else 0.0
     others = [float(np.median(np.delete(medians, at))) if shift else 0.0 for at in range(len(result))]

@@ -36,7 +36,7 @@ def family_rows(roots: Roots, family: str, data: Data | None = None, sample: flo
 
 def _wanted(data: Data) -> str | None:
     """In SQL over canonical columns, the rows whose kernels are not left out."""
-    return " AND ".join(f"kernel_source NOT LIKE {text(f'%{word}%')}" for word in data.leave_out) or None
+    return " AND ".join(f"kernel_source NOT LIKE {text(f'%{part}%')}" for part in data.leave_out) or None
 
 
 def family_columns(roots: Roots, family: str, sample: float | None = None, data: Data | None = None) -> Columns:
@@ -68,7 +68,7 @@ def fitted_columns(roots: Roots, family: str, sample: float | None = None, data:
 
 
 def fitting_columns(roots: Roots, family: str, data: Data | None = None) -> Columns:
-    """What a family is fitted on: its measured rows, and of Triton configs what only sweeps tell."""
+    """What a family is fitted on: its measured rows, and the swept Triton configs."""
     data = data or recipe(family).data
     columns = fitted_columns(roots, family, data=data)
     folders = folders_of(roots)
@@ -102,11 +102,11 @@ def with_kernels(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]
     keep = np.zeros(len(eager), dtype=bool)
     kernel_us = np.array(columns["latency_us"], dtype=np.float64)
     gpu_ids, ops = columns["gpu"].astype(str), columns["op"].astype(str)
-    for place in np.unique(gpu_ids[eager]) if eager.any() else ():
-        for op in np.unique(ops[eager & (gpu_ids == place)]):
-            rows = np.flatnonzero(eager & (gpu_ids == place) & (ops == op))
+    for gpu_id in np.unique(gpu_ids[eager]) if eager.any() else ():
+        for op in np.unique(ops[eager & (gpu_ids == gpu_id)]):
+            rows = np.flatnonzero(eager & (gpu_ids == gpu_id) & (ops == op))
             shortest_us = float(kernel_us[rows].min())
-            host_us = max(0.0, shortest_us - sustained_start_s(gpu(str(place))) * 1e6)
+            host_us = max(0.0, shortest_us - sustained_start_s(gpu(str(gpu_id))) * 1e6)
             long = rows[kernel_us[rows] > _LONG * shortest_us]
             keep[long] = True
             kernel_us[long] -= host_us

@@ -1,4 +1,4 @@
-"""Fit one family: split off the test shapes, train its networks, see how far off they are.
+"""Fit one family: split off the test shapes, train its networks, evaluate them.
 
 Rows of the test shapes (a tenth of all, by a hash of the shape alone) are never fitted on, so that the shipped weights
 can be scored on them. Each main network leaves another tenth out, on which the evidence sees how wide
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
+from kernelcast.files import complete
 from kernelcast.forecast.calibration import LEAST_WIDTH, REACH
 from kernelcast.forecast.features import aligned
 from kernelcast.forecast.learned import FamilyWeights, Spread, pack, softplus
@@ -29,12 +30,12 @@ from kernelcast_lab.fit.dataset import Columns, Dataset, build
 from kernelcast_lab.fit.evidence import evidence_of
 from kernelcast_lab.fit.prior import Task, learn_prior
 from kernelcast_lab.fit.recipes import Settings, Training
-from kernelcast_lab.fit.train import Kind, Progress, encoder_of, train
+from kernelcast_lab.fit.train import Progress, Role, encoder_of, train
 
 _SAME_KERNELS = {"10.3": "10.0"}  # Blackwell and Blackwell Ultra: binaries for the family sm_100f run on both
 TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
 _UNTESTED = Spread(keep=1.0, low=0.4, high=0.7)  # a family measured on one GPU: as wide as the widest of the others
-_TOLD = ("version", "rows", "data_hash", "gpus")  # of a family, in about.json
+_LABELS = ("version", "rows", "data_hash", "gpus")  # of a family, in about.json
 _LIKENESSES = (0.0, 1.0, 2.0)  # that are tried: from all known GPUs alike to mostly the nearest
 _LEAST_LEFT_OUT = 40  # rows of a fold, for a network to leave it out
 Report = Callable[[str], Progress | None]
@@ -81,7 +82,7 @@ def _fitted(
     columns: Columns, family: str, rows: NDArray[np.intp], settings: Settings, run: _Run, known: Columns,
     again: Columns | None = None,
 ) -> FamilyWeights:  # fmt: skip
-    """Networks on these rows; ``known``: the rows that the evidence is told of."""
+    """Networks on these rows; ``known``: the rows that the evidence counts."""
     rows = sampled(rows, settings.rows, settings.seed)
     fitted = {name: column[rows] for name, column in columns.items()}
     run.data = data_hash(fitted)
@@ -93,16 +94,16 @@ def _fitted(
     for i in range(settings.networks):
         rest = np.flatnonzero(fold != folds[i]) if folds else np.arange(len(fold))
         main.append(run.network(f"main {i}", data.select(rest[repeated(source[rest], settings)]), encoder, "main", i))
-    heard, measured = data.select(repeated(source, settings)), data.select(~data.at_least)
+    balanced, measured = data.select(repeated(source, settings)), data.select(~data.at_least)
     count = range(settings.transfer_networks)
-    found_spreads, tasks = spreads(data, run)
-    transfer = tuple(run.network(f"transfer {i}", heard, encoder, "transfer", i) for i in count)
+    family_spreads, tasks = spreads(data, run)
+    transfer = tuple(run.network(f"transfer {i}", balanced, encoder, "transfer", i) for i in count)
     result = FamilyWeights(
         encoder=encoder,
         main=tuple(main),
         transfer=transfer,
         ceiling=run.network("ceiling", measured, encoder, "ceiling", 0),
-        spreads=found_spreads,
+        spreads=family_spreads,
         about=run.about(len(measured), encoder.vocabulary["gpu"]),
         prior=learn_prior(tasks, settings.seed, run.progress("prior")),
     )
@@ -130,15 +131,17 @@ class _Run:
     def progress(self, name: str) -> Progress | None:
         return self.report(f"{self.family}: {name}") if self.report else None
 
-    def network(self, name: str, data: Dataset, encoder: Encoder, role: Kind, seed: int) -> Layers:
+    def network(self, name: str, data: Dataset, encoder: Encoder, role: Role, seed: int) -> Layers:
         recipe = replace(getattr(self.settings, role), seed=self.settings.seed * 1000 + seed)
         path = self._path(name, recipe)
         if path and path.exists():
-            return _read(path)
+            with np.load(path) as arrays:
+                return Layers.read(dict(arrays), "w", "b")
         net = train(data, encoder, recipe, role, self.progress(name))
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, net)
+            with complete(path) as part:
+                np.savez(part, **net.tensors("w", "b"))  # type: ignore[arg-type]
         return net
 
     def _path(self, name: str, recipe: Training) -> Path | None:
@@ -165,37 +168,25 @@ class _Run:
                 path.unlink()
 
 
-def _write(path: Path, net: Layers) -> None:
-    arrays = {f"w{i}": w for i, w in enumerate(net.weights)} | {f"b{i}": b for i, b in enumerate(net.biases)}
-    scratch = path.with_suffix(".tmp.npz")
-    np.savez(scratch, **arrays)  # type: ignore[arg-type]
-    scratch.replace(path)
-
-
-def _read(path: Path) -> Layers:
-    with np.load(path) as arrays:
-        count = len(arrays.files) // 2
-        return Layers(tuple(arrays[f"w{i}"] for i in range(count)), tuple(arrays[f"b{i}"] for i in range(count)))
-
-
 def spreads(data: Dataset, run: _Run) -> tuple[dict[str, Spread], list[Task]]:
-    """Leave GPUs out, one (with its twin) or one generation at a time; see what the networks say of them.
+    """Hold out one GPU (with its twin) or one generation at a time, and evaluate the networks on it.
 
-    Without a GPU that has kin to stand in for it, "near" is as wide as "extrapolated". And those GPUs as tasks, on
-    which the prior of a calibration is learned.
+    Without a GPU that has a sibling, "near" is as wide as "extrapolated". And those GPUs as tasks, on which the prior
+    of a calibration is learned.
     """
     tasks: list[Task] = []
-    kin: dict[str, list[str]] = {}
-    for name in sorted({str(name) for name in data.words["gpu"]}):
-        kin.setdefault(generation(name), []).append(name)
+    generations: dict[str, list[str]] = {}
+    for name in sorted({str(name) for name in data.choices["gpu"]}):
+        generations.setdefault(generation(name), []).append(name)
     result = {"near": _UNTESTED, "extrapolated": _UNTESTED}
-    if len(kin) > 1:
-        (pooled, values), few = _left_out(data, list(kin.values()), run, far=True), 1 + 1 / len(kin)
+    groups = list(generations.values())
+    if len(groups) > 1:
+        (pooled, values), few = _left_out(data, groups, run, far=True), 1 + 1 / len(groups)
         tasks += values
         # the next generation differs from these as they do from one another, and they are few
         result["extrapolated"] = replace(pooled, low=round(pooled.low * few, 4), high=round(pooled.high * few, 4))
         result["near"] = replace(result["extrapolated"], keep=1.0)
-    alone = [[name] for group in kin.values() for name in group if any(_stands_in(other, name) for other in group)]
+    alone = [[name] for group in groups for name in group if any(_stands_in(other, name) for other in group)]
     if alone:
         near, values = _left_out(data, alone, run, far=False)
         result["near"] = near
@@ -212,25 +203,24 @@ def generation(name: str) -> str:
 
 
 def _stands_in(each: str, other: str) -> bool:
-    """Whether a GPU is answered as another when it is left out alone."""
+    """Whether a GPU is forecast as another when it is held out alone."""
     return not twins(each, other) and gpu(each).compute_capability == gpu(other).compute_capability
 
 
 def twins(each: str, other: str) -> bool:
-    """Nearly the same chip: measuring one is measuring the other."""
+    """Nearly the same GPU: measuring one is measuring the other."""
     return each == other or any(each in pair and other in pair for pair in TWINS)
 
 
 def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -> tuple[Spread, list[Task]]:
-    """The share of the correction, how much kin count more, and the width of the interval, that serve best on GPUs that
-    were left out.
+    """The share of the correction, the weight of sibling GPUs and the interval width that fit held-out GPUs best.
 
-    A GPU of a known generation is as far off as the middle one of those: one odd card must not widen all the others. Of
-    generations there are too few for that: they are pooled.
+    A GPU of a known generation gets the median of those, so that an outlier does not widen all the others. Generations
+    are too few for that: they are pooled.
     """
     most, seed = run.settings.rows_left_out, run.settings.seed
-    gpu_ids = data.words["gpu"].astype(str)
-    asked: list[tuple[FamilyWeights, Dataset]] = []
+    gpu_ids = data.choices["gpu"].astype(str)
+    fits: list[tuple[FamilyWeights, Dataset]] = []
     for at, group in enumerate(groups):
         outside = np.isin(gpu_ids, [name for name in set(gpu_ids) if any(twins(name, member) for member in group)])
         fitted = data.select(sampled(np.flatnonzero(~outside), most, seed))
@@ -239,22 +229,22 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
         label = f"without {'+'.join(group)}"
         main = run.network(f"main {label}", fitted, encoder, "main", at)
         transfer = (run.network(f"transfer {label}", fitted, encoder, "transfer", at),) if far else ()
-        asked.append((FamilyWeights(encoder, (main,), transfer, main, {}, {}), tested))
-    truths = [tested.target for _, tested in asked]
+        fits.append((FamilyWeights(encoder, (main,), transfer, main, {}, {}), tested))
+    truths = [tested.target for _, tested in fits]
     best = np.inf
     for likeness in _LIKENESSES if far else (0.0,):
-        predicted = [correction(_with_likeness(weights, likeness), tested) for weights, tested in asked]
+        predicted = [correction(_with_likeness(weights, likeness), tested) for weights, tested in fits]
         for share in np.arange(0.5, 1.01, 0.05) if far else (1.0,):
-            error = _mean_error([share * one[:, 0] for one in predicted], truths)
+            error = _mean_error([share * each[:, 0] for each in predicted], truths)
             if error < best:
                 best, outs, keep, alike = error, predicted, float(share), likeness
-    groups_off = [one - keep * predicted[:, 0] for one, predicted in zip(truths, outs, strict=True)]
+    groups_off = [truth - keep * predicted[:, 0] for truth, predicted in zip(truths, outs, strict=True)]
     each = [np.quantile(off, [0.1, 0.9]) for off in ([np.concatenate(groups_off)] if far else groups_off)]
     low, high = np.median(each, axis=0)
     spread = Spread(round(keep, 3), round(max(0.0, -float(low)), 4), round(max(0.0, float(high)), 4), alike)
     return spread, [
         _task(group[0], tested, predicted, spread, far=far)
-        for group, (_, tested), predicted in zip(groups, asked, outs, strict=True)
+        for group, (_, tested), predicted in zip(groups, fits, outs, strict=True)
     ]
 
 
@@ -271,7 +261,7 @@ def _mean_error(predicted: Sequence[NDArray[np.float64]], truths: Sequence[NDArr
 
 
 def _task(name: str, data: Dataset, predicted: NDArray[np.float64], spread: Spread, *, far: bool) -> Task:
-    """What was said of a GPU that was left out, as errors in units of the interval that it would get."""
+    """Residuals of a held-out GPU, in units of the interval that it would get."""
     leaning = spread.keep * predicted[:, 0]
     reach = np.maximum(softplus(predicted[:, 1:]), [spread.low, spread.high])
     width = np.maximum(reach.sum(axis=1) / (2 * REACH), LEAST_WIDTH)
@@ -279,14 +269,16 @@ def _task(name: str, data: Dataset, predicted: NDArray[np.float64], spread: Spre
 
 
 def correction(weights: FamilyWeights, data: Dataset) -> NDArray[np.float64]:
-    """(rows, outputs) of the networks, as the shipped predictor would ask them: rows of the same words together."""
+    """(rows, outputs) of the networks, evaluated as the shipped predictor does: rows of the same choices together."""
     values = aligned(data.names, data.values, weights.encoder.names)
     alike: dict[tuple[Any, ...], list[int]] = {}
-    for row, key in enumerate(zip(*data.words.values(), strict=True)):
+    for row, key in enumerate(zip(*data.choices.values(), strict=True)):
         alike.setdefault(key, []).append(row)
     out = np.zeros((len(data), 3))
     for key, rows in alike.items():
-        choices = {name: None if choice is None else str(choice) for name, choice in zip(data.words, key, strict=True)}
+        choices = {
+            name: None if choice is None else str(choice) for name, choice in zip(data.choices, key, strict=True)
+        }
         out[rows] = weights.outputs(values[rows], gpu(str(choices.pop("gpu"))), choices)
     return out
 
@@ -298,9 +290,8 @@ def save(weights: FamilyWeights, folder: Path, version: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tensors, meta = pack(replace(weights, about={**weights.about, "version": version}))
     path = folder / f"{weights.about['family']}.safetensors"
-    scratch = path.with_suffix(".tmp")
-    save_file(tensors, scratch, metadata=meta)
-    scratch.replace(path)
+    with complete(path) as part:
+        save_file(tensors, part, metadata=meta)
     return path
 
 
@@ -308,7 +299,7 @@ def save_about(folder: Path, version: str) -> list[str]:
     """What the weights in a folder are, as a whole, whichever run made them. The families of other versions."""
     folder.mkdir(parents=True, exist_ok=True)
     result = {path.stem: read_tensors(path)[1]["about"] for path in sorted(folder.glob("*.safetensors"))}
-    labels = {name: {key: each[key] for key in _TOLD if key in each} for name, each in result.items()}
+    labels = {name: {key: each[key] for key in _LABELS if key in each} for name, each in result.items()}
     about = {"version": version, "families": labels}
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     return [name for name, each in result.items() if each.get("version") != version]

@@ -19,12 +19,12 @@ from kernelcast.collect.schema import IDENTITY, METADATA_KEY, VERSION, columns_o
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete, encoded, quoted, text
 from kernelcast_lab.data.config_sweeps import SWEEPS
-from kernelcast_lab.data.measurements import AGAIN, Measurements
+from kernelcast_lab.data.measurements import AGAIN, Measurements, filled
 from kernelcast_lab.fit.families import Roots, family_rows, folders_of, may_be_fitted
 from kernelcast_lab.fit.recipes import recipe
 
 SOURCE = "measured"  # the folder inside of a pack
-_ALWAYS = ("op", "dtype", "stack", *IDENTITY)  # columns that readers ask for, even where no row has any
+_ALWAYS = ("op", "dtype", "stack", *IDENTITY)  # columns that readers need, even where no row has any
 _SMALL = "FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 19, ROW_GROUP_SIZE 1000000"
 
 
@@ -60,7 +60,7 @@ def _repeated(roots: Roots, folder: Path) -> list[dict[str, Any]]:
 
 
 def _sweeps(roots: Roots, target: Path) -> list[dict[str, Any]]:
-    """Sweeps are packed as they are: which of their models are for testing is told in them."""
+    """Sweeps are packed as they are: they say which of their models are for testing."""
     lines: list[dict[str, Any]] = []
     for file in (file for root in folders_of(roots) for file in sorted(root.glob(SWEEPS))):
         path = target / file.name
@@ -77,7 +77,7 @@ def write_small(measurements: Measurements, path: Path) -> None:
     select = []
     for name, sql_type in columns_of().items():
         column = measurements.columns.get(name)
-        if column is not None and (name in _ALWAYS or _filled(column)):
+        if column is not None and (name in _ALWAYS or filled(column)):
             select.append(f"CAST({encoded(column, cells)} AS {_narrow(column, sql_type)}) AS {quoted(name)}")
     note = {"schema": VERSION, "source": measurements.source, "dropped": measurements.tables}
     with connect() as connection, complete(path) as part:
@@ -86,12 +86,6 @@ def write_small(measurements: Measurements, path: Path) -> None:
             f"COPY (SELECT {', '.join(select)} FROM encoded) TO {text(str(part))} "
             f"({_SMALL}, KV_METADATA {{{METADATA_KEY}: {text(json.dumps(note))}}})"
         )
-
-
-def _filled(column: NDArray[Any]) -> bool:
-    if column.dtype == object:
-        return any(word is not None for word in column)
-    return bool((~np.isnan(column)).any())
 
 
 def _narrow(column: NDArray[Any], sql_type: str) -> str:

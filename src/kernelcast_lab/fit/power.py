@@ -1,8 +1,8 @@
 """The power model's coefficients from measured joules, and how far off they are on calls that were left out.
 
 Watts are linear in what pipelines do, at a voltage that follows the clock: non-negative least squares on relative
-errors, with the voltage's slope and the burst limit from small grids. What is told of left-out calls chooses both
-inside of the rest.
+errors, with the voltage's slope and the burst limit from small grids. For left-out calls both
+are chosen inside of the rest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FOLDS = 5
 class Rows:
     """Calls that were repeated on one GPU, with random numbers and no rests."""
 
-    chip: Gpu
+    gpu: Gpu
     columns: dict[str, NDArray[Any]]
     calls: Activity
     forecast_s: Array  # by the shipped weights
@@ -84,39 +84,39 @@ def read_power(path: Path) -> Rows:
         )
         idle_w, name = awake.fetchone() or (None, None)
     target = gpu(str(name))
-    asked = {name: values for name, values in columns.items() if name not in _NOT_CALLS}
-    forecast, bad = predict_columns(asked, target)
+    calls_table = {name: values for name, values in columns.items() if name not in _NOT_CALLS}
+    forecast, bad = predict_columns(calls_table, target)
     if bad.messages:
         raise KernelcastError(bad.text())
     clock = np.minimum(1.0, columns["sm_mhz"] * 1e6 / target.clock_boost_hz)
     forecast_s, low_s, high_s = (forecast[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))
-    calls = activity(asked, target, DEFAULT)
+    calls = activity(calls_table, target, DEFAULT)
     return Rows(
         target, columns, calls, forecast_s, low_s, high_s, columns["seconds"], columns["power_w"], clock, float(idle_w)
     )
 
 
-def _terms(rows: Rows, slope: float) -> Array:
+def _design_matrix(rows: Rows, slope: float) -> Array:
     """(calls, coefficients): busy, each format's tensor cores, the other pipelines, by what each is a share of."""
     volts = (1 - slope * (1 - rows.clock)) ** 2
     share = rows.calls.busy_s / rows.seconds
     started = np.maximum(0.0, 1 - _START_S * rows.calls.launches / rows.seconds) * rows.calls.filled
-    format_ = np.array([_SAME.get(word, word) for word in rows.calls.dtype])
-    tensor = [np.where(format_ == word, share[PIPELINES.index("tensor")], 0.0) * volts for word in FORMATS]
+    format_ = np.array([_SAME.get(form, form) for form in rows.calls.dtype])
+    tensor = [np.where(format_ == form, share[PIPELINES.index("tensor")], 0.0) * volts for form in FORMATS]
     other = [share[PIPELINES.index(name)] * (1.0 if name == "dram" else volts) for name in _OTHER]
     return np.array([started * volts, *tensor, *other]).T
 
 
 def _solved(rows: Rows, slope: float, burst: float) -> Coefficients:
     weights = 1 / rows.power_w
-    coefficients, _ = nnls(_terms(rows, slope) * weights[:, None], (rows.power_w - rows.idle_w) * weights)
+    coefficients, _ = nnls(_design_matrix(rows, slope) * weights[:, None], (rows.power_w - rows.idle_w) * weights)
     limited = rows.power_w[rows.clock < 0.95]
-    held = float(np.mean(limited)) / rows.chip.power_w if len(limited) else 1.0
+    held = float(np.mean(limited)) / rows.gpu.power_w if len(limited) else 1.0
     busy_w, *watts = (float(value) for value in coefficients)
-    full = rates(rows.chip)
-    names = [f"tensor_{word}" for word in FORMATS] + list(_OTHER)
+    full = rates(rows.gpu)
+    names = [f"tensor_{form}" for form in FORMATS] + list(_OTHER)
     joules = (*((name, value / full[name]) for name, value in zip(names, watts, strict=True)), ("link", _LINK_J))
-    return Coefficients(rows.chip.id, rows.idle_w, busy_w, _START_S, slope, held, burst, _BURST_S, 1.0, 1.0, joules)
+    return Coefficients(rows.gpu.id, rows.idle_w, busy_w, _START_S, slope, held, burst, _BURST_S, 1.0, 1.0, joules)
 
 
 def fitted(rows: Rows) -> Coefficients:
@@ -134,7 +134,7 @@ def fitted(rows: Rows) -> Coefficients:
 
 def forecast(coefficients: Coefficients, rows: Rows) -> tuple[Array, Array]:
     """Joules and watts, from forecast times."""
-    result = sustained(power_model_from(coefficients, rows.chip, rows.chip, rows.chip), rows.calls, rows.forecast_s)
+    result = sustained(power_model_from(coefficients, rows.gpu, rows.gpu, rows.gpu), rows.calls, rows.forecast_s)
     return result.time_s * result.power_w, result.power_w
 
 
@@ -174,14 +174,14 @@ def inside_of_others(rows: Rows, joules: Array, watts: Array, seed: int = 0) -> 
 
 def inside(coefficients: Coefficients, rows: Rows, joules: Array) -> float:
     """Share of the measured joules that lie in the intervals around these."""
-    model = power_model_from(coefficients, rows.chip, rows.chip, rows.chip)
+    model = power_model_from(coefficients, rows.gpu, rows.gpu, rows.gpu)
     times = zip(rows.low_s / rows.forecast_s, rows.high_s / rows.forecast_s, strict=True)
-    spans = np.array([model.interval(1.0, spread) for spread in times]) * joules[:, None]
-    return float(np.mean((spans[:, 0] <= rows.joules) & (rows.joules <= spans[:, 1])))
+    intervals = np.array([model.interval(1.0, spread) for spread in times]) * joules[:, None]
+    return float(np.mean((intervals[:, 0] <= rows.joules) & (rows.joules <= intervals[:, 1])))
 
 
 def errors(rows: Rows, joules: Array, watts: Array) -> list[dict[str, Any]]:
-    """By kind of call: mean errors of joules from forecast times, and of watts (joules with measured times)."""
+    """By type of call: mean errors of joules from forecast times, and of watts (joules with measured times)."""
     family = rows.columns["family"]
     groups = {"gemm": np.isin(family, ("gemm", "gemm-fp8")), "attention": family == "attention",
              "decode attention": family == "decode"}  # fmt: skip
@@ -202,7 +202,7 @@ def notes(rows: Rows, table: Path, lines: Sequence[dict[str, Any]], held: float)
     """What the coefficients rest on."""
     message = ", ".join(f"{line['calls']} {100 * line['joules_error']:.1f}%" for line in lines)
     return [
-        ("data", f"{table.name}: {len(rows.seconds)} calls repeated on one {rows.chip.name}, by the energy counter"),
+        ("data", f"{table.name}: {len(rows.seconds)} calls repeated on one {rows.gpu.name}, by the energy counter"),
         ("made", "kernelcast fit-power: non-negative least squares on relative errors of watts"),
         ("left_out", f"mean error of joules from forecast times, {FOLDS} folds: {message}; interval holds {held:.0%}"),
         ("link", "estimate: 5 pJ a bit; no table here has power of links"),

@@ -1,8 +1,8 @@
 """The prior of a family's errors, learned on GPUs that were left out of fits.
 
-Each of those is a task: from some of its calls, tell the errors of others. The shares of the variance and the metrics
-are those with which that succeeds best, over all tasks; few numbers, so that they hold on the next GPU too (a network
-in the metric's place was better on the tasks and worse on generations that were no task).
+Each of those is a task: from some of its calls, predict the errors of others. The shares of the variance and the
+metrics minimise the loss over all tasks; few parameters, so that they hold on the next GPU too (a network instead of
+the metric was better on the tasks and worse on generations that were no task).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernelcast_lab.fit.train import Progress, device, on_device
 
 _LEAST_TASKS, _LEAST_ROWS = 2, 600  # below that nothing is learned
 _MOST_ROWS = 6000  # of a task
-_MEASURED, _ASKED = 256, 192  # calls that tell, calls that are told
+_MEASURED, _TESTED = 256, 192  # calls of a task
 _TOGETHER = 4  # tasks a step
 _STEPS, _LEARNING_RATE = 300, 0.03
 _FEWEST, _EACH = 3, 300  # measured calls of a format, from and to
@@ -50,7 +50,7 @@ class _Rows:
     """A task on the device."""
 
     def __init__(self, task: Task, prior: Prior) -> None:
-        self.place = on_device(prior.positions(task.data.names, task.data.values).astype(np.float32))
+        self.positions = on_device(prior.positions(task.data.names, task.data.values).astype(np.float32))
         self.error = on_device(np.clip(task.error, -_WILD, _WILD).astype(np.float32))
         self.leaning = on_device(task.leaning.astype(np.float32))
         choices = np.array([shared.split("\t") for shared in task.data.shared])
@@ -59,7 +59,7 @@ class _Rows:
         self.formats = [np.flatnonzero(codes[0] == form) for form in np.unique(codes[0])]
 
     def draw(self, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-        """Calls that are measured, some formats, few or many of each; calls that are asked; and what fills up."""
+        """Measured calls, of some formats, few or many of each; test calls; and padding."""
         each = int(np.exp(rng.uniform(np.log(_FEWEST), np.log(_EACH))))
         formats = self.formats
         if len(formats) > 1 and rng.random() < 0.5:
@@ -67,7 +67,7 @@ class _Rows:
         parts = [rng.choice(form, min(each, len(form)), replace=False) for form in formats]
         measured = rng.permutation(np.concatenate(parts))[:_MEASURED]
         rest = np.setdiff1d(np.arange(len(self.error)), measured)
-        tested = rng.choice(rest, _ASKED, replace=len(rest) < _ASKED)
+        tested = rng.choice(rest, _TESTED, replace=len(rest) < _TESTED)
         fill = np.zeros(_MEASURED, dtype=np.float32)
         fill[len(measured) :] = _NOTHING
         return np.concatenate([measured, np.zeros(_MEASURED - len(measured), dtype=np.intp)]), tested, fill
@@ -84,19 +84,19 @@ class _Shares(nn.Module):
 
     def covariance(self, each: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
         """(tasks, rows, columns), as ``Prior.covariance`` has it."""
-        (place, leaning, codes), (place_, leaning_, codes_) = each, other
+        (positions, leaning, codes), (positions_, leaning_, codes_) = each, other
         share, metric = self.shares.exp(), self.metric.exp()
         form, stack, configuration = ((codes[:, :, None, at] == codes_[:, None, :, at]).float() for at in range(3))
         result = share[0] + share[1] * form + share[2] * stack + share[3] * configuration
         for part, gate in enumerate((torch.ones_like(form), form, configuration)):
-            left, right = place * metric[part], place_ * metric[part]
+            left, right = positions * metric[part], positions_ * metric[part]
             squared = (left**2).sum(-1)[:, :, None] + (right**2).sum(-1)[:, None] - 2 * left @ right.transpose(1, 2)
             scaled = (3 * squared).clamp(min=1e-8).sqrt()
             result = result + share[len(SHARERS) + part] * gate * (1 + scaled) * torch.exp(-scaled)
         return result + share[-2] * leaning[:, :, None] * leaning_[:, None]
 
     def loss(self, measured: Sequence[Tensor], tested: Sequence[Tensor], fill: Tensor) -> Tensor:
-        """How badly the errors of calls that are asked are told by those that were measured."""
+        """Of the errors of test calls, as predicted from those of measured calls."""
         (*known, error), (*wanted, truth) = measured, tested
         noise = self.shares[-1].exp()
         among = self.covariance(known, known) + torch.diag_embed(noise + _JITTER + fill)
@@ -113,7 +113,7 @@ class _Shares(nn.Module):
 
 
 def learn_prior(tasks: Sequence[Task], seed: int = 0, progress: Progress | None = None) -> Prior | None:
-    """The prior under which these GPUs tell of themselves best; None where there are too few of them."""
+    """The prior that fits these GPUs best; None where there are too few of them."""
     tasks = [task.sample(seed) for task in tasks if len(task.error) >= _LEAST_ROWS]
     if len({task.generation for task in tasks}) < _LEAST_TASKS:
         return None
@@ -133,7 +133,7 @@ def learn_prior(tasks: Sequence[Task], seed: int = 0, progress: Progress | None 
         picks = [each.draw(rng) for each in drawn]
         measured, tested = (
             [torch.stack([getattr(each, name)[on_device(pick[side])] for each, pick in zip(drawn, picks, strict=True)])
-             for name in ("place", "leaning", "codes", "error")]
+             for name in ("positions", "leaning", "codes", "error")]
             for side in (0, 1)
         )  # fmt: skip
         loss = shares.loss(measured, tested, on_device(np.stack([fill for _, _, fill in picks])))

@@ -27,7 +27,7 @@ class Data:
     """Which measured rows a family is fitted on."""
 
     sources: tuple[str, ...]  # only of these; none: of all
-    leave_out: tuple[str, ...]  # rows whose kernel's name has one of these words in it
+    leave_out: tuple[str, ...]  # rows whose kernel's name contains one of these
     not_fitted: tuple[str, ...]  # "source split": kept for tests of that source's own protocol
     fitted_still: tuple[str, ...]  # GPUs by how their ids start, of which there is no other split
     event_timed: bool  # long calls timed by events count as kernels too
@@ -38,7 +38,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Training:
-    """How a network is trained. The dropouts are the share of rows that do not see their GPU, or another word."""
+    """How a network is trained. The dropouts are the share of rows without their GPU, or another choice."""
 
     hidden: tuple[int, ...]
     epochs: int
@@ -118,13 +118,13 @@ def recipes_of(families: Sequence[str], files: Sequence[Path]) -> dict[str, Reci
     """The recipes of these families, or of the files alone; without either of all families. A file is for its family
     instead of what ships."""
     given = [read_recipe(path) for path in files]
-    arrays = {each.family: each for each in given}
-    if len(arrays) < len(given):
+    by_family = {each.family: each for each in given}
+    if len(by_family) < len(given):
         raise KernelcastError("more than one recipe for a family: give each once")
     return {
-        name: arrays.get(name) or recipe(name)
+        name: by_family.get(name) or recipe(name)
         for name in FAMILIES
-        if name in (*families, *arrays) or not (families or arrays)
+        if name in (*families, *by_family) or not (families or by_family)
     }
 
 
@@ -147,16 +147,16 @@ def _table(expected: type[T], pairs: Any, where: str) -> T:
     known = {each.name: each.default is MISSING for each in fields(expected) if not each.kw_only}  # type: ignore[arg-type]
     missing, extra = sorted(set(known) - set(result)), sorted(set(result) - set(known))
     if missing or extra:
-        words = (", ".join(names) or "nothing" for names in (missing, extra))
-        raise KernelcastError("{}: missing {}; unknown {}".format(where, *words))
+        texts = (", ".join(names) or "nothing" for names in (missing, extra))
+        raise KernelcastError("{}: missing {}; unknown {}".format(where, *texts))
     made = expected(**{name: tuple(value) if isinstance(value, list) else value for name, value in result.items()})
     _check(made, where)
     return made
 
 
 # What a field may hold, by its type as written; of lists each member.
-_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "float": (int, float), "str": (str,)}
-_AT_LEAST_ONE = ("epochs", "batch", "hidden", "networks", "transfer_networks", "most_repeats")
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "float": (int, float), "str": (str,)}
+_POSITIVE = ("epochs", "batch", "hidden", "networks", "transfer_networks", "most_repeats")
 
 
 def _check(made: Any, where: str) -> None:
@@ -164,10 +164,10 @@ def _check(made: Any, where: str) -> None:
     for each in fields(made):
         expected, value = str(each.type), getattr(made, each.name)
         many = expected.startswith("tuple[")
-        wanted = _KINDS.get(expected.removeprefix("tuple[").removesuffix(", ...]"))
+        wanted = _FIELD_TYPES.get(expected.removeprefix("tuple[").removesuffix(", ...]"))
         if wanted is None:
             continue  # a table, which was checked as such
-        least = int(each.name in _AT_LEAST_ONE)
+        least = int(each.name in _POSITIVE)
         parts = value if many and isinstance(value, tuple) else (value,)
         right = isinstance(value, tuple) == many and all(_fits(part, wanted, least) for part in parts)
         if not right:

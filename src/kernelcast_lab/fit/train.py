@@ -18,19 +18,19 @@ from kernelcast_lab.fit.families import EAGER
 from kernelcast_lab.fit.recipes import Training
 
 LOW, HIGH, CEILING = 0.1, 0.9, 0.07  # quantiles of time: the 80% interval, and what the best 7% reach
-Progress = Callable[[int, int, str], None]  # done, of how many, and a word on it
+Progress = Callable[[int, int, str], None]  # done, of how many, and a message
 
 
-Kind = Literal["main", "transfer", "ceiling"]
+Role = Literal["main", "transfer", "ceiling"]
 
 
 def encoder_of(data: Dataset) -> Encoder:
     """Ranges, scales and vocabulary of these rows."""
-    return encoder(data.names, data.values, data.values.std(axis=0), data.words)
+    return encoder(data.names, data.values, data.values.std(axis=0), data.choices)
 
 
 def encoder(names: tuple[str, ...], values: Floats, deviation: NDArray[Any], choices: Columns) -> Encoder:
-    """The same of numbers, their standard deviations, and columns of words."""
+    """The same of numbers, their standard deviations, and categorical columns."""
     known = {
         name: tuple(sorted({str(choice) for choice in column if choice is not None}))
         for name, column in choices.items()
@@ -46,7 +46,7 @@ def encoder(names: tuple[str, ...], values: Floats, deviation: NDArray[Any], cho
 
 
 def codes_of(choices: Columns, encoder: Encoder) -> NDArray[np.int64]:
-    """(rows, word names) input column of each word; -1 where it is not given or not known."""
+    """(rows, choices) input column of each choice; -1 where it is not given or not known."""
     places = {
         name: dict(zip(encoder.vocabulary[name], at, strict=True)) for name, at in encoder.category_columns().items()
     }
@@ -58,7 +58,7 @@ def codes_of(choices: Columns, encoder: Encoder) -> NDArray[np.int64]:
 
 
 class Net(nn.Module):
-    """Linear layers with ReLU between, where asked batch norm and dropout; at rest the same as what it exports."""
+    """Linear layers with ReLU between, optional batch norm and dropout; in evaluation mode equal to what it exports."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Net(nn.Module):
         return out
 
     def exported(self) -> Layers:
-        """Plain layers: a norm at rest is a scale and a shift, which its linear layer takes in."""
+        """Plain layers: a norm in evaluation mode is folded into its linear layer."""
         weights, biases = [], []
         for linear, norm in zip_longest(self.linears, self.norms):
             weight, bias = (_array(x) for x in (linear.weight, linear.bias))
@@ -126,15 +126,15 @@ def _ceiling_loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
 
 
 class _Rows:
-    """The dataset on the device, and batches of it with words dropped."""
+    """The dataset on the device, and batches of it with dropout of its choices."""
 
-    def __init__(self, data: Dataset, encoder: Encoder, recipe: Training, role: Kind) -> None:
+    def __init__(self, data: Dataset, encoder: Encoder, recipe: Training, role: Role) -> None:
         numbers = encoder.numbers(data.values)
         self.numbers = on_device(numbers if role == "main" else without_gpu(encoder, numbers))
         names = list(encoder.category_columns())
-        choices = {name: data.word(name) for name in names}
+        choices = {name: data.choice(name) for name in names}
         self.codes = on_device(codes_of(choices, encoder) - len(encoder.names)) if role != "ceiling" else None
-        self.eager = on_device(np.asarray(data.word("stack") == EAGER, dtype=bool))
+        self.eager = on_device(np.asarray(data.choice("stack") == EAGER, dtype=bool))
         self.noise = recipe.noise
         self.truth = on_device(data.target.astype(np.float32))
         self.at_least = on_device(data.at_least)
@@ -167,7 +167,7 @@ def on_device(values: NDArray[Any]) -> Tensor:
 
 
 def train(
-    data: Dataset, encoder: Encoder, recipe: Training, role: Kind = "main", progress: Progress | None = None
+    data: Dataset, encoder: Encoder, recipe: Training, role: Role = "main", progress: Progress | None = None
 ) -> Layers:
     """One network. transfer: without a trace of the GPU. ceiling: the fast quantile, from physics alone."""
     torch.manual_seed(recipe.seed)
@@ -188,13 +188,13 @@ def train(
 
     for epoch in range(recipe.epochs):
         order = torch.randperm(len(data), device=device())
-        total = one_pass(torch.split(order, recipe.batch), loss, net, optimiser, schedule)
+        total = train_epoch(torch.split(order, recipe.batch), loss, net, optimiser, schedule)
         if progress:
             progress(epoch + 1, recipe.epochs, f"loss {float(total) / steps:.4f}")
     return net.exported()
 
 
-def one_pass(
+def train_epoch(
     batches: Iterable[Tensor],
     loss_of: Callable[[Tensor], Tensor],
     net: Net,

@@ -2,16 +2,15 @@
 
 A folder of cases has ``<source>/<name>.parquet``, tables of ``kernelcast collect``. A table whose name ends in
 ``_again`` measured calls of another a second time, on another day or machine: their difference is the noise floor.
-Only shapes that no fit saw are scored, unless all are asked for.
+Only held-out shapes are scored, unless all are wanted.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -114,10 +113,6 @@ class Case:
     def id(self) -> str:
         length = f"x{self.seq}" if self.seq else ""
         return f"{self.function}/{self.mode}/{self.dtype}/{self.batch}{length}"
-
-    @property
-    def told(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_cases(folder: Path) -> list[Case]:

@@ -7,6 +7,7 @@ measured on ``<gpu>.json.gz`` (``<gpu>_machine_2.json.gz``) with times; beside i
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,49 +42,49 @@ class MeasuredModel:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A measured case beside its forecast. ``own_s``: the wall time with the machine's own host."""
+    """A measured case beside its forecast. ``machine_host_s``: the wall time with the machine's own host."""
 
     machine: str
-    ran: MeasuredModel
+    measured: MeasuredModel
     step: Step
-    own_s: float
+    machine_host_s: float
 
     @property
     def kernel_error(self) -> float:
-        return 100 * (self.step.kernel_time_s * 1e3 / self.ran.kernel_ms - 1)
+        return 100 * (self.step.kernel_time_s * 1e3 / self.measured.kernel_ms - 1)
 
     @property
     def wall_error(self) -> float:
-        return 100 * (self.step.time_s * 1e3 / self.ran.wall_ms - 1)
+        return 100 * (self.step.time_s * 1e3 / self.measured.wall_ms - 1)
 
     @property
-    def own_error(self) -> float:
-        return 100 * (self.own_s * 1e3 / self.ran.wall_ms - 1)
+    def machine_host_error(self) -> float:
+        return 100 * (self.machine_host_s * 1e3 / self.measured.wall_ms - 1)
 
     @property
     def inside(self) -> bool:
         """Whether the interval of the default host holds the wall time."""
-        return self.step.low_s * 1e3 <= self.ran.wall_ms <= self.step.high_s * 1e3
+        return self.step.low_s * 1e3 <= self.measured.wall_ms <= self.step.high_s * 1e3
 
     @property
     def launch_bound(self) -> bool:
         """As measured: the GPU was idle for more of the wall time than gaps between kernels explain."""
-        gaps_ms = self.step.host.gap_s * 1e3 * self.ran.kernels
-        return (self.ran.wall_ms - self.ran.kernel_ms - gaps_ms) / self.ran.wall_ms > LAUNCH_BOUND
+        gaps_ms = self.step.host.gap_s * 1e3 * self.measured.kernels
+        return (self.measured.wall_ms - self.measured.kernel_ms - gaps_ms) / self.measured.wall_ms > LAUNCH_BOUND
 
     @property
-    def told_right(self) -> bool:
+    def launch_bound_right(self) -> bool:
         """By the machine's own host."""
-        waits_s = self.own_s - float(self.step.busy_s.sum())
-        return (waits_s > LAUNCH_BOUND * self.own_s) == self.launch_bound
+        waits_s = self.machine_host_s - float(self.step.busy_s.sum())
+        return (waits_s > LAUNCH_BOUND * self.machine_host_s) == self.launch_bound
 
     @property
     def line(self) -> dict[str, Any]:
         return {
-            "machine": self.machine, "case": self.ran.case.id, "kernels_ms": self.ran.kernel_ms,
-            "kernels_error": self.kernel_error, "wall_ms": self.ran.wall_ms, "wall_error": self.wall_error,
-            "wall_error_own_host": self.own_error, "inside": self.inside, "launch_bound": self.launch_bound,
-            "told_right": self.told_right, "covered": self.step.coverage,
+            "machine": self.machine, "case": self.measured.case.id, "kernels_ms": self.measured.kernel_ms,
+            "kernels_error": self.kernel_error, "wall_ms": self.measured.wall_ms, "wall_error": self.wall_error,
+            "wall_error_own_host": self.machine_host_error, "inside": self.inside, "launch_bound": self.launch_bound,
+            "told_right": self.launch_bound_right, "covered": self.step.coverage,
         }  # fmt: skip
 
 
@@ -92,7 +93,7 @@ class Measured:
     """The file of one machine. ``host``: as `kernelcast collect --host` measured it there, where it did."""
 
     name: str
-    ran: tuple[MeasuredModel, ...]
+    models: tuple[MeasuredModel, ...]
     host: Host | None
 
     @property
@@ -124,9 +125,9 @@ def replay(
     only: Sequence[str] = (),
     say: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Replayed]:
-    """Every measured case (with ``words``, those whose id holds one of them)."""
+    """Every measured case (with ``only``, those whose id contains one of them)."""
     machines = measured(folder)
-    cases = dict.fromkeys(ran.case for each in machines for ran in each.ran)
+    cases = dict.fromkeys(model.case for each in machines for model in each.models)
     chosen = [case for case in cases if not only or any(part in case.id for part in only)]
     times = {name: Times(gpu(name), conditions) for name in {each.gpu for each in machines}}
     result: dict[str, list[Replayed]] = {each.name: [] for each in machines}
@@ -134,31 +135,32 @@ def replay(
         say(at, len(chosen))
         traced = trace_case(folder, case)
         for each in machines:
-            ran = next((ran for ran in each.ran if ran.case == case), None)
-            if ran is None:
+            measured_model = next((model for model in each.models if model.case == case), None)
+            if measured_model is None:
                 continue
             known = times[each.gpu]
             step = run_step(traced, known.gpu, conditions, times=known)
-            members = run_step(traced, known.gpu, conditions, times=known, on=each.host).time_s if each.host else 0.0
-            result[each.name].append(Replayed(each.name, ran, step, members))
-    return [one for each in machines for one in (result[each.name] if each.host else _with_own(result[each.name]))]
+            host_s = run_step(traced, known.gpu, conditions, times=known, on=each.host).time_s if each.host else 0.0
+            result[each.name].append(Replayed(each.name, measured_model, step, host_s))
+    replayed = (result[each.name] if each.host else _with_fitted_host(result[each.name]) for each in machines)
+    return list(itertools.chain.from_iterable(replayed))
 
 
-def _with_own(cases: Sequence[Replayed]) -> list[Replayed]:
+def _with_fitted_host(cases: Sequence[Replayed]) -> list[Replayed]:
     """Of a machine whose host was not measured: the default host at the speed that the other half of the models had
     there, one number, by the least median error of their wall times."""
     if not cases:
         return []
-    models = sorted({each.ran.case.build for each in cases})
+    models = sorted({each.measured.case.build for each in cases})
     half = {build: at % 2 for at, build in enumerate(models)}
 
     def speed(of: int) -> float:
-        values = [each for each in cases if half[each.ran.case.build] != of] or list(cases)
-        off = [[abs(each.step.ends(host=s) * 1e3 / each.ran.wall_ms - 1) for each in values] for s in _SPEEDS]
+        values = [each for each in cases if half[each.measured.case.build] != of] or list(cases)
+        off = [[abs(each.step.ends(host=s) * 1e3 / each.measured.wall_ms - 1) for each in values] for s in _SPEEDS]
         return _SPEEDS[min(range(len(_SPEEDS)), key=lambda at: fmean(off[at]))]
 
     speeds = [speed(0), speed(1)]
-    return [replace(each, own_s=each.step.ends(host=speeds[half[each.ran.case.build]])) for each in cases]
+    return [replace(each, machine_host_s=each.step.ends(host=speeds[half[each.measured.case.build]])) for each in cases]
 
 
 def trace_case(folder: Path, case: Case) -> Any:
@@ -181,7 +183,7 @@ def summary(result: Iterable[Replayed]) -> dict[str, Any]:
     kernels = [abs(each.kernel_error) for each in first]
     return {
         "cases": len(first),
-        "models": len({each.ran.case.build for each in first}),
+        "models": len({each.measured.case.build for each in first}),
         "kernels_error": fmean(kernels),
         "worst_kernels_error": max(kernels),
         "machines": {name: _walls([each for each in cases if each.machine == name]) for name in machines},
@@ -192,7 +194,7 @@ def _walls(cases: Sequence[Replayed]) -> dict[str, float]:
     return {
         "cases": len(cases),
         "wall_error": fmean(abs(each.wall_error) for each in cases),
-        "wall_error_own_host": fmean(abs(each.own_error) for each in cases),
+        "wall_error_own_host": fmean(abs(each.machine_host_error) for each in cases),
         "inside": fmean(each.inside for each in cases),
-        "launch_bound_told_right": fmean(each.told_right for each in cases),
+        "launch_bound_told_right": fmean(each.launch_bound_right for each in cases),
     }

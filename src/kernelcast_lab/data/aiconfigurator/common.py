@@ -1,4 +1,4 @@
-"""What the tables of AIConfigurator have in common: words, rules, which attention backend a kernel source is."""
+"""What the tables of AIConfigurator have in common: names, rules, which attention backend a kernel source is."""
 
 from __future__ import annotations
 

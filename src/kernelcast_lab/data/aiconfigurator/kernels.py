@@ -154,8 +154,8 @@ _OPTIONAL = dict.fromkeys(
 
 
 def _gated_delta() -> OpMap:
-    """Qwen3.5's. The state is fp32 in SGLang's collector. vLLM's asks for bf16, but its decode takes as long and leaves
-    L2 at the same batches, so it is taken for fp32 too. SGLang's prefill has the norms inside; TensorRT-LLM's is timed
+    """Qwen3.5's. The state is fp32 in SGLang's collector. vLLM's sets bf16, but its decode takes as long and leaves L2
+    at the same batches, so it is taken for fp32 too. SGLang's prefill has the norms inside; TensorRT-LLM's is timed
     without a state."""
     parameters = {
         **_SHARED,

@@ -1,4 +1,4 @@
-"""Tables of experts dealt out widely: DeepEP, the experts behind it, DeepSeek-V4's hyper-connections.
+"""Tables of wide expert parallelism: DeepEP, the experts behind it, DeepSeek-V4's hyper-connections.
 
 comm_deepep is DeepEP's own test, a row a setting with both directions: ``num_token`` counts the tokens of one rank.
 mhc times both places of a layer (before and behind attention, and the feed-forward part) as one.
@@ -27,7 +27,7 @@ def _deepep() -> TableMap:
     low = "op_name = 'll'"
     world = "node_num * CASE WHEN _gpu IN ('gb200', 'gb300') THEN 4 ELSE 8 END"  # GPUs of a test's node
     sizes = {"tokens": "num_token", "hidden": "hidden_size", "topk": "num_topk", "experts": "num_experts"}
-    place = {
+    setting = {
         "world": world,
         "nodes": "node_num",
         "fabric": f"CASE WHEN node_num > 1 THEN {text(_LINK)} END",
@@ -38,7 +38,7 @@ def _deepep() -> TableMap:
     def way(name: str, dtype: str) -> OpMap:
         took = f"CASE WHEN {low} THEN {name}_avg_t_us ELSE {name}_transmit_us + {name}_notify_us END"
         sms = f"coalesce({name}_sms, 24)"
-        return OpMap(f"deepep_{name}", {**sizes, **place, "sms": sms}, text(dtype), latency_us=took)
+        return OpMap(f"deepep_{name}", {**sizes, **setting, "sms": sms}, text(dtype), latency_us=took)
 
     columns = ("_sms", "_avg_t_us", "_transmit_us", "_notify_us")
     drops = (

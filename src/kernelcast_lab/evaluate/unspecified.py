@@ -1,7 +1,7 @@
-"""What it costs to leave words out of a question: shapes that no fit saw, asked with every word and with fewer.
+"""What it costs to leave parameters unspecified: held-out shapes, forecast with all parameters and with fewer.
 
-Up to ``KIND_ROWS`` calls of each measured kind are asked. ``error`` and ``ratio`` count every kind the same;
-``by_calls`` counts each by how many of its calls the tables have.
+Up to ``CONFIGURATION_ROWS`` calls of each measured configuration are forecast. ``error`` and ``ratio`` weight
+configurations equally; ``by_calls`` weights each by how many of its calls the tables have.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
+from kernelcast_lab.data.measurements import filled
 from kernelcast_lab.fit.families import EAGER
 
 Columns = Mapping[str, NDArray[Any]]
-KIND_ROWS = 40
+CONFIGURATION_ROWS = 40
 LEFT_OUT = (("backend",), ("page_size",), ("backend", "page_size"), ("stack",))
 FAMILIES = ("attention", "mla", "moe", "gemm")
-_NOT_ASKED = ("latency_us", "source", "kernel_source", "split")
-_KIND = ("op", "gpu", "stack", "backend", "dtype", "kv_dtype")
+_NOT_INPUTS = ("latency_us", "source", "kernel_source", "split")
+_CONFIGURATION = ("op", "gpu", "stack", "backend", "dtype", "kv_dtype")
 _LEAST_ERROR = 0.02  # below it a ratio of errors says little
 
 
@@ -42,33 +43,32 @@ def gpu_out(columns: Columns, family: str, gpu_id: str, rows: int) -> list[dict[
 
 
 def left_out(columns: Columns, family: str, conditions: Conditions = DEFAULT) -> list[dict[str, Any]]:
-    """A line for each set of words that is left out: errors with and without them, in percent, and the worst kinds."""
+    """A line for each set of parameters that is left out: errors without them, in percent, over those with them."""
     rows, weights = _rows(columns)
     if not len(rows):
         return []
     test = {name: column[rows] for name, column in columns.items()}
-    configurations = _codes(test, [name for name in _KIND if name in test])
-    whole = _asked(test, (), conditions)
+    configurations = _codes(test, [name for name in _CONFIGURATION if name in test])
+    whole = _forecast(test, (), conditions)
     lines = [_line(family, (), whole, whole, test, configurations, weights)]
     for parameters in LEFT_OUT:
-        known = [parameter for parameter in parameters if parameter in test and _given(test[parameter])]
+        known = [parameter for parameter in parameters if parameter in test and filled(test[parameter])]
         if len(known) == len(parameters):
             lines.append(
-                _line(family, parameters, whole, _asked(test, parameters, conditions), test, configurations, weights)
+                _line(family, parameters, whole, _forecast(test, parameters, conditions), test, configurations, weights)
             )
     return lines
 
 
 def _rows(columns: Columns) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Some of every kind, of the shapes that no fit saw, and how many calls each stands for; events around an op are no
-    kernels."""
+    """Held-out rows of every configuration, and how many calls each stands for; events around an op are no kernels."""
     rows = np.flatnonzero((shape_fold(columns) == TEST_FOLD) & (columns["stack"] != EAGER))
     rows = np.random.default_rng(0).permutation(rows)
     part = {name: column[rows] for name, column in columns.items()}
-    code = _codes(part, [name for name in _KIND if name in part])
+    code = _codes(part, [name for name in _CONFIGURATION if name in part])
     order = np.argsort(code, kind="stable")
     position = np.arange(len(order)) - np.searchsorted(code[order], code[order])
-    taken = order[position < KIND_ROWS]
+    taken = order[position < CONFIGURATION_ROWS]
     stands_for = np.bincount(code)[code[taken]] / np.bincount(code[taken])[code[taken]]
     sorting = np.argsort(rows[taken])
     return rows[taken][sorting], stands_for[sorting]
@@ -82,16 +82,8 @@ def _codes(columns: Columns, names: Sequence[str]) -> NDArray[np.intp]:
     return np.unique(joined, return_inverse=True)[1]
 
 
-def _given(column: NDArray[Any]) -> bool:
-    return (
-        any(parameter is not None for parameter in column)
-        if column.dtype == object
-        else bool((~np.isnan(column)).any())
-    )
-
-
-def _asked(test: Columns, parameters: Sequence[str], conditions: Conditions) -> Columns:
-    calls = {name: column for name, column in test.items() if name not in (*parameters, *_NOT_ASKED)}
+def _forecast(test: Columns, parameters: Sequence[str], conditions: Conditions) -> Columns:
+    calls = {name: column for name, column in test.items() if name not in (*parameters, *_NOT_INPUTS)}
     forecast, bad = predict_columns(calls, None, conditions)
     if bad.messages:
         raise KernelcastError(bad.text())
