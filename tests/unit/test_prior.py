@@ -58,7 +58,7 @@ def tasks(known: Prior, count: int = 4) -> list[Task]:
 def _small() -> Iterator[None]:
     """Fewer steps of fewer calls: seconds, and enough for what is this plain."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_STEPS": 120, "_MEASURED": 96, "_ASKED": 64, "_EACH": 60}.items():
+        for name, value in {"_STEPS": 120, "_MEASURED": 96, "_TESTED": 64, "_EACH": 60}.items():
             patch.setattr(learning, name, value)
         yield
 
