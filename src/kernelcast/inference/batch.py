@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 
-MAX_DECODE_TOKENS = 8  # new tokens of a sequence that a step with drafted tokens checks
-_MOST_ABSORBED = 2  # new tokens of a prompt's beginning that latent attention takes as a decode
+MAX_DECODE_TOKENS = 8  # new tokens of a sequence that a step with draft tokens verifies
+_MOST_ABSORBED = 2  # new tokens at the start of a prompt that latent attention treats as a decode
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.intp]
@@ -103,8 +103,8 @@ def _traits(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_
 
 @dataclass(frozen=True)
 class LaunchSizes:
-    """The sizes that launches scale with, of one batch (numbers) or of many of one traits (columns). ``tokens`` and
-    ``rows`` (of the head) have each different value once; the others an entry each different batch."""
+    """The sizes that launches scale with, of one batch (numbers) or of many with the same traits (columns). ``tokens``
+    and ``rows`` (of the head) have each different value once; the others an entry each different batch."""
 
     traits: BatchTraits
     tokens: Any

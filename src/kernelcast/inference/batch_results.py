@@ -25,7 +25,7 @@ _LEVELS = tuple(SUPPORT)
 
 
 class _PartTimes:
-    """One part in one phase: seconds by what binds and by what supports, and kernels, an entry a workload."""
+    """One part in one phase: seconds by bound and by support, and kernels, one entry per workload."""
 
     def __init__(self, count: int) -> None:
         self.bound_s, self.support_s = np.zeros((len(_BOUND), count)), np.zeros((len(_LEVELS), count))
@@ -143,7 +143,7 @@ class BatchResults:
             yield at, KernelcastError(why)
 
     def gather(self, calls: CallTable) -> None:
-        """The passes of what is accepted, and their calls."""
+        """The passes of accepted workloads, and their calls."""
         steps = [workload_passes(self.workloads[at]) for at in self.accepted.tolist()]
         self.steps[self.accepted] = [each.count for each in steps]
         self.order = dict(zip(self.accepted.tolist(), (each.order for each in steps), strict=True))
@@ -260,7 +260,7 @@ class BatchResults:
         return Memory(parts, self.memory.gpu_bytes, self.memory.available_bytes)
 
     def passes_of(self, at: int) -> tuple[PassTime, ...]:
-        """The prefill's, then decode's, then those of the draft model."""
+        """The passes of prefill, then decode, then the draft model."""
         known: list[PassTime] = []
         for passes, owners in self.passes:
             for member in np.flatnonzero(owners == at).tolist():

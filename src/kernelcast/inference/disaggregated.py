@@ -25,7 +25,7 @@ from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.results import HtmlRepr, Interval, Renamed, independent, support_of
 from kernelcast.schedule import EvidenceSummary, KernelTime, Memory, Share, shares
 
-_PIECE_BYTES = 2**32  # more than that is sent in several
+_PIECE_BYTES = 2**32  # larger transfers are split
 
 
 def kv_transfer_bytes(decode: Deployment, tokens: int) -> float:
@@ -72,7 +72,7 @@ _PHASES = ("prefill", "decode")
 # Relative error of disaggregated deployments beyond their kernels (servers, routers, unknown settings):
 # set on every second of 96 measured ones, of which it holds 81%, and 83% of the others; without it 43% lie inside.
 _BEYOND = 0.2
-_ROUNDS = 12  # in which the requests that decode workers hold settle
+_ROUNDS = 12  # until the requests held by decode workers settle
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Disaggregated(Renamed, HtmlRepr):
 
     @cached_property
     def rates(self) -> dict[str, Interval]:
-        """Requests per second that each sustains alone: prefill, decode, handover."""
+        """Requests per second that each sustains alone: prefill, decode, KV transfer."""
         prefill, decode = self.pools.prefill, self.pools.decode
         sending = _rate(prefill.count * prefill.batch, self.kv_transfer.sending)
         receiving = _rate(decode.count * decode.deployment.layout.dp, self.kv_transfer.receiving)

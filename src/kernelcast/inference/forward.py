@@ -60,7 +60,7 @@ def _launches(ctx: PassContext, in_order: bool) -> Iterator[Launch]:
         yield from _head(ctx)
     elif model.vision_encoder is not None:
         yield from _projector(ctx, model.vision_encoder)
-    else:  # BERT's pooler, whole on every GPU
+    else:  # BERT's pooler, replicated on every GPU
         yield ctx.gemm("head", 1, ctx.sizes.rows, model.hidden, model.hidden)
         yield from ctx.elementwise("head", "tanh", rows=ctx.sizes.rows, cols=model.hidden)
 
@@ -81,7 +81,7 @@ def _embedding(ctx: PassContext) -> Iterator[Launch]:
     yield from ctx.tensor_parallel_sum(1)
     if model.embedding_norm:
         yield from ctx.elementwise("norms", model.embedding_norm, rows=tokens, cols=model.hidden)
-    if model.joins_target:  # a module that predicts further tokens: two norms, and a product over both side by side
+    if model.joins_target:  # multi-token prediction: two norms, and a projection of both concatenated (eh_proj)
         yield from ctx.elementwise("norms", model.final_norm or "rmsnorm", 2, rows=tokens, cols=model.hidden)
         yield ctx.gemm("projections", 1, tokens, model.hidden, 2 * model.hidden)
 

@@ -99,7 +99,7 @@ class Inference(Renamed, HtmlRepr):
             share = each.count * each.micro_batches / stages  # a stage has its part of the layers of every micro-batch
             limited_s = sum(kernel.time_s for kernel in each.kernels if kernel.part == POWER_LIMIT)
             waits_s += each.count * (each.interval.value - limited_s)
-            for launch, kernel in zip(each.launches, each.kernels, strict=False):  # what is beside kernels comes last
+            for launch, kernel in zip(each.launches, each.kernels, strict=False):  # entries beside kernels come last
                 count, _ = launched.get(launch.call, (0.0, 0.0))
                 launched[launch.call] = count + launch.count * share, kernel.time_s / kernel.launches
         waits_s -= sum(count * seconds for count, seconds in launched.values())
@@ -179,7 +179,7 @@ def _interval(column: Array, at: int) -> Interval:
 
 
 _PASSES = 1 << 17  # computed at a time, which bounds the memory of many cases
-_CASES = 512  # of one deployment that are columns of one another
+_CASES = 512  # workloads of one deployment that are predicted as columns
 
 Cases = Sequence[tuple[Deployment, Workload]]
 

@@ -39,7 +39,7 @@ from kernelcast.ops.kernel_selection import served_experts, stack_backend
 _ACTIVATIONS = {
     "silu": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh", "relu": "relu",
-    # what moves as many bytes: the square of a ReLU, and gated ones whose curve differs
+    # ops that move as many bytes: squared ReLU, and gated activations with another curve
     "relu2": "relu", "situ": "silu", "swigluoai": "silu", "swish": "silu", "gelu_fast": "gelu_tanh",
     "quick_gelu": "gelu_tanh",
 }  # fmt: skip
@@ -95,7 +95,7 @@ class PassContext:
         return self.launch(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=dtype)
 
     def collective(self, op: str, count: float, sent_bytes: Any, gpus: int, **parameters: Any) -> Launch:
-        """A collective among so many GPUs."""
+        """A collective among ``gpus`` GPUs."""
         given = {"world": gpus, "fabric": self.layout.fabric(self.gpu, gpus), "stack": "nccl", **parameters}
         return self.launch("communication", op, count, bytes=_whole(sent_bytes), dtype=self.precision.between, **given)
 
@@ -423,7 +423,7 @@ def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     yield from (replace(launch, overlaps=beside) for launch in there)
     dtype = ctx.routed
     kernel: str | None = ctx.stack.moe_backend or backend
-    if kernel is None:  # a chosen kernel runs in the format that it is given
+    if kernel is None:  # a requested kernel runs in the requested format
         dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, dtype)
     yield ctx.launch("experts", "moe", count, tokens=ctx.tokens * layout.dp, hidden=width, inter=block.inter,
                    experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, **ctx.deployment.routed,

@@ -19,13 +19,13 @@ from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
 
 _LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: input, residual, norm, output
-_STEPS = 65  # numbers that are tried at once in the search for the largest batch
+_STEPS = 65  # batch sizes that are tried at once in the search for the largest
 _LOGIT_BYTES = 4.0 + 2.0  # as the head writes them, and in fp32 for sampling
 
 
 def memory(deployment: Deployment, contexts: Mapping[int, int], step_tokens: int, logit_rows: int) -> Memory:
-    """The fullest GPU. ``contexts``: how many sequences end with so many tokens in the cache. ``step_tokens``: of the
-    largest pass."""
+    """Memory of the fullest GPU. ``contexts``: sequences by the tokens in their cache at the end. ``step_tokens``: of
+    the largest pass."""
     cache = sum(count * cache_bytes(deployment, context) for context, count in contexts.items())
     return _filled(deployment, cache, step_tokens, logit_rows)
 
@@ -123,7 +123,7 @@ def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> A
 
 
 class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong
-    """A batch that needs more memory than there is: ``memory`` is what it would fill."""
+    """A batch needs more memory than available; ``memory`` is what it needs."""
 
     def __init__(self, said: str, memory: Memory) -> None:
         super().__init__(said)
@@ -131,7 +131,7 @@ class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong
 
 
 def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> DoesNotFit:
-    """By how much a batch does not fit, and what would fit."""
+    """The error that says by how much a batch does not fit, and what would fit."""
     gib = 2**30
     need = f"{memory.used_bytes / gib:.1f} GiB a GPU (weights {memory['weights'] / gib:.1f}, KV cache " \
            f"{memory['cache'] / gib:.1f}, activations {memory['activation'] / gib:.1f}, " \

@@ -33,7 +33,7 @@ from kernelcast.schedule import Event, KernelTime, Lane, Timeline
 from kernelcast.stacks import Stack
 
 _SMALL_STEP_TOKENS = 256
-OVERLAPS = ("experts", "all")  # what kernels of a second stream run beside (``Launch.overlaps``)
+OVERLAPS = ("experts", "all")  # kernels that a second stream overlaps with (``Launch.overlaps``)
 # Relative error of whole passes beyond the intervals of their kernels (clocks, caches, kernels that are not modelled):
 # set on every second of PipeWeave's measured cases; `kernelcast evaluate served` scores its coverage of the others.
 PASS_SPREAD = (0.025, 0.025)
@@ -67,7 +67,7 @@ class PassGroup:
     launches: list[Launch]
     entries: dict[str, Rows]
     calls: list[Rows]
-    by: dict[str, list[int]] = field(init=False)  # launches that follow the same of a batch
+    by: dict[str, list[int]] = field(init=False)  # launches that scale with the same size of a batch
 
     def __post_init__(self) -> None:
         members: dict[str, list[int]] = {}
@@ -76,15 +76,15 @@ class PassGroup:
         object.__setattr__(self, "by", members)
 
     def tables(self) -> Iterator[tuple[list[Launch], Rows, Rows]]:
-        """Launches that follow the same of a batch, the rows of their calls (launches, entries), and the entry of each
-        pass."""
+        """Launches that scale with the same size of a batch, the rows of their calls (launches, entries), and the entry
+        of each pass."""
         for by, members in self.by.items():
             calls = np.array(np.broadcast_arrays(*(self.calls[at] for at in members)))
             yield [self.launches[at] for at in members], calls, self.entries[by]
 
 
 class PassKernels:
-    """Kernels of many passes of one deployment, an entry a pass; ``by``: only those that follow this of a batch.
+    """Kernels of many passes of one deployment, an entry a pass; ``by``: only those that scale with this size.
     ``predict`` gives ``kernels_s``, (3, passes): time, low, high; and what power limits add in a run that lasts:
     ``throttled_s`` by all of them, ``capped_s`` by a lower one than the board's alone."""
 
@@ -126,10 +126,10 @@ class PassKernels:
         self.kernels_s[:, group.rows] = total, total - below, total + above
 
     def seconds(self, group: PassGroup, launches: Sequence[Launch], calls: Rows, entry: Rows) -> Array:
-        """(3, launches, entries): time, low and high of all that a pass launches of each, without what is hidden."""
+        """(3, launches, entries): time, low and high of each launch in a pass, without the overlapped part."""
         counts = np.array([launch.count for launch in launches])
         seconds: Array = self.times.times_s[:, calls] * counts[:, None]
-        for overlap in OVERLAPS:  # entries follow the tokens of passes, and so does what is visible
+        for overlap in OVERLAPS:  # entries are by tokens of passes, and so is the visible share
             beside = [launch.overlaps == overlap for launch in launches]
             if any(beside):
                 share = np.ones(seconds.shape[2])
@@ -209,7 +209,7 @@ def kernel_tables(
 
 @dataclass(frozen=True)
 class PassTime:
-    """One pass of a workload, which stands for ``count`` like it: ``micro_batches`` of ``batch``, one after another.
+    """One pass of a workload, which represents ``count`` equal ones: ``micro_batches`` of ``batch`` in sequence.
     ``kernels`` (and what is beside them) add up to ``interval``."""
 
     phase: str

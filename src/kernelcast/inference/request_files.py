@@ -32,7 +32,7 @@ def whole_numbers(values: NDArray[np.float64], least: int) -> NDArray[np.bool_]:
 
 
 def texts(cells: NDArray[Any]) -> list[str | None]:
-    """None where a cell is empty; a whole number without a point."""
+    """The number of a cell; None where it is empty; int for a whole number."""
     if cells.dtype.kind == "f":
         return [None if cell != cell else str(int(cell)) if cell == int(cell) else str(cell) for cell in cells.tolist()]
     return [None if cell is None or cell == "" else str(cell) for cell in cells.tolist()]
@@ -59,7 +59,7 @@ def line_of(path: Path, row: int) -> str:
 
 
 def copy_valid_rows(path: Path, target: Path) -> int:
-    """Copy a CSV or JSON lines file without the lines that are no rows; how many those are."""
+    """Copy a CSV or JSON lines file without malformed lines; returns how many those are."""
     if path.suffix.lower() == ".jsonl":
         with target.open("w", encoding="utf-8") as file:
             left_out = 0
@@ -81,7 +81,7 @@ def copy_valid_rows(path: Path, target: Path) -> int:
 
 
 def _records(path: Path, strict: bool = False) -> Iterator[tuple[int, Any]]:
-    """The line where each record begins and what it has: cells of a CSV, its header first, or a line of JSON. Blank
+    """The first line of each record and its content: cells of a CSV, its header first, or a line of JSON. Blank
     lines are none."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         if path.suffix.lower() == ".jsonl":

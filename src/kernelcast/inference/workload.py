@@ -245,7 +245,7 @@ class RequestColumns:
 
 @dataclass(frozen=True)
 class WorkloadPasses:
-    """The distinct passes of the prefill, then those of decode steps. ``counts``: how many each stands for;
+    """The distinct passes of the prefill, then those of decode steps. ``counts``: how many each represents;
     ``order``: of the prefill's passes one after another, the row of each; ``count``: of decode steps."""
 
     batches: BatchColumns
@@ -346,7 +346,7 @@ def _evenly(rows: Sequence[tuple[int, int, int]], head_rows: int = 1) -> BatchCo
 
 @lru_cache(maxsize=1024)
 def step_weights(steps: tuple[int, ...]) -> Array:
-    """How many steps each predicted step stands for: the trapezoid rule, exact where time grows evenly."""
+    """How many steps each predicted step represents: the trapezoid rule, exact where time grows evenly."""
     if not steps:
         return np.empty(0)
     every = np.arange(1, steps[-1] + 1)

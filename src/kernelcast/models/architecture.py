@@ -151,7 +151,7 @@ class Architecture:
 
     @cached_property
     def active_parameters(self) -> Parameters:
-        """The weights that one token of text uses: all but the experts it is not sent to.
+        """The weights that one token of text uses: all but the experts that it is not routed to.
 
         The embedding table counts whole, as most model cards count it (gpt-oss's card leaves it out).
         """

@@ -85,7 +85,7 @@ def _runs(path: Path) -> tuple[Any, tuple[str, ...]]:
 
 
 def read_served(path: Path) -> BenchResult:
-    """A table with one row a request that was served: arrival_s, first_token_s, last_token_s, and its tokens."""
+    """A table with one row per served request: arrival_s, first_token_s, last_token_s, and its tokens."""
     wanted = ("arrival_s", "first_token_s", "last_token_s")
     with open_table(path) as source:
         missing = [name for name in wanted if name not in source.types]
@@ -302,7 +302,7 @@ def _count(result: Mapping[str, Any], name: str) -> int:
 
 
 def _server_info(result: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang's newer files have what /get_server_info says."""
+    """Newer SGLang files have the result of /get_server_info."""
     info = result.get("server_info")
     return dict(info) if isinstance(info, dict) else {}
 

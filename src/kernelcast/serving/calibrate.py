@@ -28,18 +28,23 @@ from kernelcast.stacks import Stack
 # How far servers lie from one another: seconds, or, of factors, in their logarithm
 _SCALE = {"request_s": 0.02, "front_s": 2e-3, "token_s": 2e-6, "step_s": 1e-3, "sequence_s": 2e-5,
           "prompt_factor": 0.2, "decode_factor": 0.2}  # fmt: skip
-_NOISE = {"mean": 1.0, "p50": 1.6, "p90": 2.9, "p99": 14.0}  # variance of each, of normal errors, over that of a mean
+_NOISE = {
+    "mean": 1.0,
+    "p50": 1.6,
+    "p90": 2.9,
+    "p99": 14.0,
+}  # variance over that of a mean, for normal errors
 _FITTED = tuple((ending, name) for name in ("ttft", "tpot", "e2el") for ending in _NOISE)
 _EXACT = 0.01  # no latency is known better, as a share
 _UNKNOWN = 0.2  # noise of single requests where they are not one by one
 _LARGE = 3.0  # times its noise from which a request counts less
 _APART = 0.3  # scales between simulations that slopes are taken from
 _TIMES, _ROUNDS, _TRIES, _GAIN = 2, 8, 4, 2e-3
-_MOST = 2000  # requests that are simulated: more teach little
+_MOST = 2000  # requests that are simulated: more add little information
 _BEHIND = 20  # requests of a closed loop that may be sent for each running request before a part ends
 _SPREADS = tuple(0.02 * 1.25**i for i in range(11))  # 2% to 19%: another load is a little off in any case
-_SUMMARY = 4  # of them, where a load was made again: 5%
-_HELD = 0.8  # of the figures, that the interval of a measured server holds
+_SUMMARY = 4  # index of the spread for a load that was drawn again: 5%
+_HELD = 0.8  # coverage of the interval of a measured server
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from kernelcast.ops.work import Array
 from kernelcast.serving.scheduler import Request, Scheduler, SchedulerStep
 from kernelcast.serving.step_times import StepTimes, host_time
 
-_MOST_STEPS = 512  # that are taken together
+_MOST_STEPS = 512  # steps that are simulated together
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Engine:
         self.next_s = now_s + float(ends[-1])
 
     def _hold(self) -> None:
-        """Prefill is held while some ranks have no prompt, for so many steps at most."""
+        """Prefill is delayed while some ranks have no prompt, for at most ``dp_wait`` steps."""
         most = self.ranks[0].settings.dp_wait
         if not most or len(self.ranks) == 1:
             return

@@ -40,7 +40,7 @@ def is_report(report: Any) -> bool:
 
 
 def read_report(path: Path, *, seed: int = 0) -> BenchResult:
-    """A folder of reports, or one of them; a stage has its part of the list of requests that lies beside it."""
+    """A folder of reports, or one report; a stage has its part of the list of requests in the same folder."""
     folder = path if path.is_dir() else path.parent
     stages = _stages(folder)
     known = [name for name in (_SUMMARY, _REQUESTS) if (folder / name).is_file()]
@@ -161,7 +161,7 @@ def _stages(folder: Path) -> dict[int, Any]:
 
 
 def _stage_of(count: int, stages: Mapping[int, Any]) -> NDArray[np.int64] | None:
-    """Stages come one after another, so that their counts say which request is of which; None where they do not."""
+    """The stage of each request: stages are sequential, so their counts determine it; None where they do not."""
     sizes = [int((stages[number].get("load_summary") or {}).get("count") or 0) for number in sorted(stages)]
     return np.repeat(np.array(sorted(stages)), sizes) if sizes and sum(sizes) == count else None
 
@@ -259,7 +259,7 @@ _LEAST_CHARACTERS = 64  # some 16 tokens, a block of a server's cache: shorter p
 
 
 def shared_by_text(prompts: Sequence[str], inputs: NDArray[np.int64]) -> tuple[Pieces, ...]:
-    """Pieces of each prompt that another begins with too; characters count as tokens do on average in the prompt.
+    """Prefixes that each prompt shares with others; characters are converted to tokens by the prompt's mean.
 
     Prompts with a common prefix are neighbours in a sorted list: a group shares its shortest common beginning, and
     falls apart into smaller groups that share more.
@@ -287,7 +287,7 @@ def shared_by_text(prompts: Sequence[str], inputs: NDArray[np.int64]) -> tuple[P
 
 
 def _alike(first: str, other: str) -> int:
-    """Characters that two texts begin with together."""
+    """Length of the common prefix of two texts."""
     low, high = 0, min(len(first), len(other))
     while low < high:
         middle = (low + high + 1) // 2

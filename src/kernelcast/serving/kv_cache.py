@@ -69,7 +69,7 @@ class KvCacheBlocks:
             node.holders += 1
 
     def unheld(self, path: Sequence[PrefixNode]) -> int:
-        """Free blocks that holding these would take."""
+        """Free blocks that would be taken by holding these nodes."""
         return sum(self._size_of(node) for node in path if not node.holders)
 
     def take(self, blocks: int) -> None:
@@ -95,7 +95,7 @@ class KvCacheBlocks:
                 blocks -= self._evict(node, blocks)
 
     def _evict(self, node: PrefixNode, blocks: int) -> int:
-        """The last blocks of a freed node; the whole of it leaves the tree."""
+        """Evict the last blocks of a freed node; an empty node leaves the tree."""
         have = self._size_of(node)
         taken = min(have, blocks)
         if taken == have:

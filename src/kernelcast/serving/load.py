@@ -39,12 +39,12 @@ class Load:
 
     arrivals_s: NDArray[np.float64]  # not decreasing; the earliest moment that each is sent
     inputs: NDArray[np.int64]  # tokens of the prompt
-    outputs: NDArray[np.int64]  # tokens of the answer
+    outputs: NDArray[np.int64]  # tokens of the output
     shared: tuple[Pieces, ...] = ()  # empty: nothing is shared
     max_concurrency: int = 0  # 0: open loop; else a request is sent only when fewer are running
     ids: tuple[str, ...] = ()  # request ids of a file; empty: 0, 1, 2, ..
     stages: NDArray[np.int64] | None = None  # which stage (0, 1, ..) each belongs to
-    follows: NDArray[np.int64] | None = None  # the request whose answer each waits for, by index; -1: none
+    follows: NDArray[np.int64] | None = None  # the request whose output each waits for, by index; -1: none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arrivals_s", _array(self.arrivals_s, np.float64))
@@ -113,7 +113,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with its answer: the context that a server must allow."""
+        """Tokens of the longest prompt with its output: the context that a server must allow."""
         return int((self.inputs + self.outputs).max())
 
     def take(self, rows: slice | Sequence[int] | NDArray[Any]) -> Load:

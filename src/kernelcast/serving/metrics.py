@@ -121,7 +121,7 @@ class RequestTimes:
             return (self.last_token_s - self.first_token_s) / np.where(self.outputs > 1, self.outputs - 1, np.nan)
 
     def good(self, goals: LatencyGoals) -> NDArray[np.bool_]:
-        """Which requests keep every goal; a request of one token keeps any time per token."""
+        """Which requests meet every goal; a request of one token meets any goal of time per output token."""
         kept = self.done.copy()
         for goal, value in ((goals.ttft_s, self.ttft_s), (goals.tpot_s, self.tpot_s), (goals.e2el_s, self.e2el_s)):
             if goal is not None:
@@ -178,7 +178,7 @@ class StepLog:
     waiting: list[int] = field(default_factory=list)
     kv_use: list[float] = field(default_factory=list)
     engine: list[int] = field(default_factory=list)
-    blocked_s: dict[str, float] = field(default_factory=dict)  # that requests waited because of a limit
+    blocked_s: dict[str, float] = field(default_factory=dict)  # time that requests waited because of a limit
 
     def gaps(self) -> tuple[Array, Array]:
         """Seconds between tokens of those that decode, of each stretch, and how many such gaps there were. A step that
@@ -199,7 +199,7 @@ class StepLog:
 Seconds = NDArray[np.float64]
 
 
-_NAMES = {  # what servers and benchmarks call the same thing
+_NAMES = {  # names that servers and benchmarks use for the same setting
     "model": ("model", "model_id", "model_path", "model_name"),
     "tokenizer": ("tokenizer", "tokenizer_id", "tokenizer_path"),
     "tp": ("tp", "tensor_parallel_size", "tp_size"),
@@ -223,7 +223,7 @@ class BenchResult:
     path: Path
     benchmark: str  # vllm, sglang, inference-perf, requests
     load: Load
-    exact: bool  # the load is what was sent, request by request; else made again from rates and mean lengths
+    exact: bool  # the load has the requests that were sent; else it is drawn again from rates and mean lengths
     metrics: Mapping[str, float]  # by vLLM's names
     server: Mapping[str, Any] = field(default_factory=dict)  # settings in the file: model, tp, max_num_seqs, ..
     ttft_s: Seconds | None = None

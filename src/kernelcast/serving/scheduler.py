@@ -28,7 +28,7 @@ class Request:
         self.at, self.arrival_s, self.inputs, self.outputs, self.pieces = at, arrival_s, inputs, outputs, pieces
         self.steps = steps or outputs - 1  # decode steps that it takes after its first token
         self.context, self.remaining, self.generated = inputs, inputs, 0
-        self.blocks = self.shared = 0  # that it holds for itself, and of those in the prefix tree
+        self.blocks = self.shared = 0  # private blocks, and those in the prefix tree
         self.path: list[PrefixNode] = []  # nodes of the prefix tree that it holds
         self.base = self.finish = (
             0  # while it decodes: context less the rank's step count; the step after which it ends
@@ -43,8 +43,12 @@ class Request:
 
 
 _LPM_WINDOW = 128  # waiting requests among which lpm picks the longest cached prefix, as SGLang does
-_CLIPPED = 4096  # tokens that SGLang counts at most for what a new request may write
-_RATIO, _LEAST_RATIO, _RATIO_STEPS = 0.7, 0.098, 600  # of what running requests may write, that SGLang keeps free
+_CLIPPED = 4096  # output tokens that SGLang reserves at most for a new request
+_RATIO, _LEAST_RATIO, _RATIO_STEPS = (
+    0.7,
+    0.098,
+    600,
+)  # share of the remaining output that SGLang keeps free
 _RETRACTED = 0.1  # that the share grows by when the estimate was too low
 _RETRACT_STEPS = 20  # after which the estimate is updated
 
@@ -80,12 +84,12 @@ class Scheduler:
         self.prefilling: list[Request] = []
         self.running: dict[int, Request] = {}  # prefilling or decoding, in the order of admission
         self.decoding = 0
-        self.context_sum = 0.0  # tokens in the cache of those that decode
+        self.context_sum = 0.0  # tokens in the cache of decoding requests
         self.steps = 0  # decode steps so far
-        self.blocked = ""  # the limit that keeps the first waiting request out
+        self.blocked = ""  # the limit that the first waiting request waits for
         self._ends: list[tuple[int, int, Request]] = []  # by step
         self._filling = [0] * settings.block_size  # sequences that need a new block at steps of this remainder
-        self._to_write = 0  # sum over those that decode of the step they end after
+        self._to_write = 0  # sum of the last steps of decoding requests
         self._ratio = _RATIO
         # Blocks of all that a request may generate are taken at once where nothing is preempted, and where steps add
         # several tokens (speculative decoding).
@@ -147,7 +151,7 @@ class Scheduler:
         return rounds * self.decoding + sum(self._filling[(self.steps + i) % size] for i in range(rest))
 
     def _preempt_for_room(self) -> bool:
-        """Preempt the latest requests until the next step's blocks are free; whether any was."""
+        """Preempt the latest requests until the next step's blocks are free; returns whether any was preempted."""
         crowded = False
         while self.decoding and self.blocks.free < self._needed(1):
             self._preempt(self.running[next(reversed(self.running))])
@@ -155,7 +159,7 @@ class Scheduler:
         return crowded
 
     def _preempt(self, request: Request) -> None:
-        """Its cache is dropped; it will be recomputed, with the tokens generated so far."""
+        """Preempt a request: its cache is dropped and recomputed later, with the tokens generated so far."""
         del self.running[request.at]
         if request.remaining:
             self.prefilling.remove(request)
@@ -198,7 +202,8 @@ class Scheduler:
         return chunks
 
     def _fitting(self, request: Request, tokens: int, kept: int) -> int:
-        """Take blocks for so many tokens of a running prompt, or for fewer where blocks are short; how many."""
+        """Take blocks for so many tokens of a running prompt, or for fewer where blocks are short; returns the
+        tokens."""
         if tokens <= 0:
             return 0
         done = request.context - request.remaining
@@ -244,7 +249,7 @@ class Scheduler:
             not self.running
             and self.blocks.unheld(path) + self.blocks.needed_for(request.total - cached) > self.blocks.free
         ):
-            cached, path = 0, []  # what is cached of a longer prompt would leave no room for this one
+            cached, path = 0, []  # the cached prefix of a longer prompt would leave no room for this request
         left = request.context - cached
         if not self.settings.chunked_prefill and left > budget:
             self.blocked = "max_num_batched_tokens"
@@ -286,7 +291,7 @@ class Scheduler:
         return request, 0
 
     def advance(self, step: SchedulerStep, count: int, now_s: float) -> list[Request]:
-        """``count`` such steps have ended at ``now_s``; the requests that finished."""
+        """Finish ``count`` such steps at ``now_s``; returns the requests that finished."""
         done = []
         if step.decodes and self.decoding:
             need = self._needed(count)
@@ -351,7 +356,7 @@ class Scheduler:
     def _end(self, request: Request, now_s: float) -> None:
         request.last_s = now_s
         covered = sum(tokens for _, tokens in request.pieces) >= request.inputs if request.pieces else False
-        if covered and self.blocks.caching:  # the answer goes on in the stream of the prompt
+        if covered and self.blocks.caching:  # the output continues the stream of the prompt
             stream, tokens = request.pieces[-1]
             longer = [*request.pieces[:-1], (stream, tokens + request.outputs - 1)]
             self._store(request, longer, request.total)

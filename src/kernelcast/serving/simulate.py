@@ -175,7 +175,7 @@ class Cluster:
             progress(self.done)
 
     def _transfer(self, request: Request, now_s: float) -> None:
-        """Its cache goes to a decode engine; a request of one token is finished."""
+        """Send its cache to a decode engine; a request of one token is finished."""
         request.outputs, request.steps = self._to_decode.pop(request.at)
         if request.outputs == 1:
             self._ended(request, now_s)
@@ -267,7 +267,7 @@ class Simulation(Renamed, HtmlRepr):
 
 _FEW = 50  # requests from which a trend can be progress
 _SLOWED = 3.0  # times that the last fifth waits longer than the first
-_OF_SERVICE = 0.25  # of the time that a request takes once it is scheduled
+_OF_SERVICE = 0.25  # share of the time that a request takes once it is scheduled
 
 
 _NONE = LatencyGoals()

@@ -53,7 +53,7 @@ class StepLimits:
     tokens: int
     sequences: int
     context: int
-    cached: int  # tokens that the cache holds in all
+    cached: int  # tokens that fit in the cache
 
 
 class StepTimes:
@@ -194,8 +194,8 @@ class StepTimes:
         return table[self._padded[tokens] if graph and tokens < len(self._padded) else tokens]
 
     def _line(self, sequences: int, variant: str) -> tuple[list[float], list[float]]:
-        """Mean contexts, and the step that decodes so many sequences of each, before the server's factor: lines between
-        them are steps between."""
+        """Mean contexts, and the step that decodes so many sequences of each, before the server's factor, for
+        linear interpolation."""
         key = sequences, variant
         if key not in self._lines:
             graph = self.deployment.stack.graphs
@@ -276,7 +276,7 @@ class StepTimes:
 
 
 def host_time(variant: str, time_s: float, spread: float = 0.0) -> float:
-    """A host's time at one end of what machines need, or between; ``spread``: of a server that was measured."""
+    """Host time at one end of its interval, or between; ``spread``: of a measured server."""
     low, high = (1 - spread, 1 + spread) if spread else HOST_RANGE
     return time_s * {"low": low, "likely": 1.0, "high": high}[variant]
 

@@ -74,8 +74,8 @@ class Trace:
         return Load(self.arrivals_s, self.inputs, self.outputs, self.shared, max_concurrency, self.ids)
 
     def load_at(self, arrivals_s: NDArray[np.float64], max_concurrency: int = 0) -> Load:
-        """Its requests in the order of the file, at other times: as many as there are times, again from the first
-        where the file has fewer."""
+        """Its requests in the order of the file at other arrival times, repeated from the first where the file has
+        fewer."""
         rows = np.arange(len(arrivals_s)) % len(self.inputs)
         shared = tuple(self.shared[row] for row in rows) if self.shared else ()
         ids = self.ids if len(self.ids) == len(rows) else ()
@@ -142,7 +142,7 @@ def _refuse_text_json(path: Path) -> None:
 
 @contextmanager
 def _opened(path: Path, skip_bad: bool) -> Iterator[tuple[TableFile, int]]:
-    """The table, and how many lines are no rows: with ``skip_bad`` such a file is read without them."""
+    """The table, and the number of malformed lines: with ``skip_bad`` the file is read without them."""
     with TemporaryDirectory(prefix="kernelcast-") as folder, ExitStack() as stack:
         left_out = 0
         try:
@@ -190,7 +190,7 @@ def _layout_of(path: Path, source: TableFile, wanted: str) -> tuple[str, TraceFo
 
 
 def _columns(source: TableFile, layout: TraceFormat) -> dict[str, NDArray[Any]]:
-    """Cells as they are, by what they mean; dates also as microseconds."""
+    """The cells by field; dates also as microseconds."""
     names = {"inputs": layout.inputs[0], "outputs": layout.outputs[0]}
     if layout.arrivals:
         names["arrivals"] = layout.arrivals[0]
@@ -300,7 +300,7 @@ def _built(
 
 
 def _of_streams(columns: Mapping[str, NDArray[Any]], inputs: NDArray[np.int64]) -> tuple[Pieces, ...]:
-    """A prefix that has a name, and behind it the conversation so far where there is a session."""
+    """Shared pieces: a named prefix, followed by the conversation so far where there is a session."""
     count = len(inputs)
     prefixes = texts(columns["prefix_id"]) if "prefix_id" in columns else [None] * count
     tokens = numbers(columns["prefix_tokens"]).tolist() if "prefix_tokens" in columns else [0.0] * count

@@ -68,30 +68,30 @@ def _bags(kernel: str, op: Op, bags: Tensor, ids: Tensor, vocab: int, mode_posit
 def _index_select(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Rows along the axes after the selected axis; single elements where there are none."""
     source, out = op.arguments[0], op.outputs[0]
-    cols, slots = 1, source.elements
+    cols, source_rows = 1, source.elements
     if op.name == "index_select" and source.shape:
         axis = op.arguments[1] % len(source.shape)
-        cols, slots = math.prod(source.shape[axis + 1 :]), math.prod(source.shape[: axis + 1])
-    yield _picked("index", source, out.elements // max(1, cols), cols, slots, indices=1)
+        cols, source_rows = math.prod(source.shape[axis + 1 :]), math.prod(source.shape[: axis + 1])
+    yield _picked("index", source, out.elements // max(1, cols), cols, source_rows, indices=1)
 
 
-def _picked(kernel: str, source: Tensor, rows: int, cols: int, slots: int, **given: Any) -> Launch:
-    return by_rows("lookup", kernel, source, rows, cols, size=max(1, slots), **given)
+def _picked(kernel: str, source: Tensor, rows: int, cols: int, source_rows: int, **given: Any) -> Launch:
+    return by_rows("lookup", kernel, source, rows, cols, size=max(1, source_rows), **given)
 
 
 def _named(x: Tensor, indices: Any, moved: Tensor) -> tuple[int, int, int, int]:
     """(rows named, columns, rows of ``x``, index tensors) of an advanced index; axes that it leaves out are columns."""
     axes = [at for at, index in enumerate(indices) if index is not None]
-    slots = math.prod(x.shape[at] for at in axes)
-    cols = max(1, x.elements // max(1, slots))
-    return max(1, moved.elements // cols), cols, slots, len(axes)
+    source_rows = math.prod(x.shape[at] for at in axes)
+    cols = max(1, x.elements // max(1, source_rows))
+    return max(1, moved.elements // cols), cols, source_rows, len(axes)
 
 
 @rule("index", "_unsafe_index")
 def _index(op: Op, settings: OpSettings) -> Iterator[Launch]:
     source, indices = op.arguments[:2]
-    rows, cols, slots, count = _named(source, indices, op.outputs[0])
-    yield _picked("index", source, rows, cols, slots, indices=max(1, min(8, count)))
+    rows, cols, source_rows, count = _named(source, indices, op.outputs[0])
+    yield _picked("index", source, rows, cols, source_rows, indices=max(1, min(8, count)))
 
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")
@@ -101,9 +101,9 @@ def _index_put(op: Op, settings: OpSettings) -> Iterator[Launch]:
     if not op.in_place:
         yield copied(target, op.outputs[0], "lookup")
     named = next((index for index in indices if index is not None), values)
-    rows, cols, slots, _ = _named(target, indices, values)
+    rows, cols, source_rows, _ = _named(target, indices, values)
     rows = max(rows, named.elements if named.dtype != "bool" else rows)  # a value may be broadcast
-    yield _picked("index_put", target, rows, cols, slots, accumulate=bool(op.argument(3, "accumulate", False)))
+    yield _picked("index_put", target, rows, cols, source_rows, accumulate=bool(op.argument(3, "accumulate", False)))
 
 
 @rule("index_add", "index_copy")
@@ -113,9 +113,9 @@ def _index_add(op: Op, settings: OpSettings) -> Iterator[Launch]:
         yield copied(target, op.outputs[0], "lookup")
     axis %= max(1, len(target.shape))
     cols = max(1, target.elements // max(1, target.shape[axis] if target.shape else 1))
-    slots = target.shape[axis] if target.shape else 1
+    source_rows = target.shape[axis] if target.shape else 1
     kernel = "index_add" if op.name.startswith("index_add") else "index_put"
-    yield _picked(kernel, target, source.elements // cols, cols, slots)
+    yield _picked(kernel, target, source.elements // cols, cols, source_rows)
 
 
 def _element_index(x: Tensor, axis: int, index: Tensor) -> dict[str, Any]:
@@ -124,9 +124,9 @@ def _element_index(x: Tensor, axis: int, index: Tensor) -> dict[str, Any]:
     if axis == len(index.shape) - 1 or not index.shape:
         return {"rows": max(1, index.rows), "cols": max(1, index.cols), "size": max(1, x.cols), "axis": "cols"}
     cols = max(1, math.prod(index.shape[axis + 1 :]))
-    slots = math.prod(x.shape[: axis + 1])
+    source_rows = math.prod(x.shape[: axis + 1])
     repeated = index.stride[-1] == 0 and index.shape[-1] > 1
-    return {"rows": max(1, index.elements // cols), "cols": cols, "size": max(1, slots), "axis": "rows",
+    return {"rows": max(1, index.elements // cols), "cols": cols, "size": max(1, source_rows), "axis": "rows",
             "expanded": repeated}  # fmt: skip
 
 
