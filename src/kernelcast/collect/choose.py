@@ -24,13 +24,13 @@ from kernelcast.forecast.predict import predict_many
 from kernelcast.hardware import Gpu
 from kernelcast.ops import Kernel, kernel, parameters_of
 
-LONGEST_S = 8e-3  # longer calls teach little for their time
+LONGEST_S = 8e-3  # longer calls add little information for their time
 _TRIES = 20  # draws for one call, before a family is taken to be exhausted
 
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A call to measure. ``warm``: with what the L2 kept of the same call, rather than from DRAM."""
+    """A call to measure. ``warm``: with operands in L2 from the same call, rather than from DRAM."""
 
     family: str
     call: Kernel
@@ -44,7 +44,7 @@ class PlannedCall:
 
     @property
     def key(self) -> str:
-        """Names the call in files of results."""
+        """The key of the call in result files."""
         identity = json.dumps([self.parameters, self.warm], sort_keys=True, default=str)
         return hashlib.sha256(identity.encode()).hexdigest()[:20]
 
@@ -80,8 +80,8 @@ def choose(
 def most_informative(
     candidates: Sequence[PlannedCall], target: Gpu, count: int, calibration: Calibration | None = None
 ) -> tuple[list[PlannedCall], Selection]:
-    """The ``count`` most informative candidates, the best first, after what a calibration knows
-    already; and the error that is expected before and after they are measured."""
+    """The ``count`` most informative candidates, the best first, given the calls of an existing
+    calibration; and the error that is expected before and after they are measured."""
     names = list(dict.fromkeys(name for planned in candidates for name in planned.parameters))
     columns = {name: _column([planned.parameters.get(name) for planned in candidates]) for name in names}
     selection = next_calls(columns, count, target, calibration=calibration)
@@ -89,7 +89,7 @@ def most_informative(
 
 
 def _column(cells: Sequence[Any]) -> NDArray[Any]:
-    """Cells of a table: numbers as such, empty ones as none."""
+    """Cells of a table: numbers as numbers, empty cells as None."""
     if all(cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool)) for cell in cells):
         return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
     texts = [cell if cell is None or isinstance(cell, str) else json.dumps(cell) for cell in cells]
@@ -99,7 +99,7 @@ def _column(cells: Sequence[Any]) -> NDArray[Any]:
 
 
 def _mixed(families: Sequence[Sequence[PlannedCall]]) -> list[PlannedCall]:
-    """Each family evenly over the whole, in its order, so that a prefix has every family by its share."""
+    """Interleave the families evenly, each in its order, so that a prefix has every family by its share."""
     placed = [((at + 0.5) / len(each), planned) for each in families for at, planned in enumerate(each)]
     return [planned for _, planned in sorted(placed, key=lambda pair: (pair[0], pair[1].family))]
 
@@ -115,7 +115,7 @@ def _drawn(name: str, target: Gpu, count: int, seed: int) -> list[PlannedCall]:
             try:
                 batch.append(PlannedCall(name, kernel(**FAMILIES[name](draw))))
             except KernelcastError:
-                misses += 1  # sizes that do not go together
+                misses += 1  # inconsistent sizes
         fits = _runnable([planned.call for planned in batch], target)
         for planned, good in zip(batch, fits, strict=True):
             if good and planned.key not in calls:

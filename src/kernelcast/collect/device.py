@@ -90,7 +90,8 @@ class CudaDevice:
 
 
 def _alive(error: Exception) -> None:
-    """A fault of one kernel (a bad address, say) ends every later call of the process: then nothing can go on."""
+    """Raise where the CUDA context is lost: a fault of one kernel (a bad address, say) fails every later call of the
+    process."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -98,7 +99,7 @@ def _alive(error: Exception) -> None:
 
 
 def _longest(launched: Sequence[Launched]) -> dict[str, Any]:
-    """How many kernels a call has, what they take together, and the longest of them, flat."""
+    """The number of kernels of a call, their total time, and the fields of the longest."""
     kernels = [kernel_ for kernel_ in launched if kernel_.grid]
     if not kernels:
         return {"kernels": 0}
@@ -115,7 +116,7 @@ def _longest(launched: Sequence[Launched]) -> dict[str, Any]:
 
 
 def facts() -> dict[str, str]:
-    """The machine and its software, as far as they say."""
+    """The machine and its software versions, as far as known."""
     import triton
 
     versions = {

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernelcast.tune.configs import Config, GemmProblem, MoeProblem, Problem, variant
 
-_CHUNK = 1024  # pairs that the sorting kernels look at in one go
+_CHUNK = 1024  # pairs that the sorting kernels process at once
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LAUNCH_S = 60e-6  # of the host, about
 _LEAST_LEAD_S, _MOST_LEAD_S = 3e-4, 0.06
@@ -289,7 +289,7 @@ class Measurer:
 
 
 def checked(config: Config, dtype: str = "bf16") -> bool:
-    """Whether a config gives what float32 gives, on fresh random inputs."""
+    """Whether a config's result matches float32, on fresh random inputs."""
     tokens, experts, topk, k, n = 40, 4, 2, 512, 512
     options: dict[str, Any] = {"dtype": _TORCH_DTYPES[dtype], "device": "cuda"}
     x, w = torch.randn(tokens, k, **options), torch.randn(experts, n, k, **options)

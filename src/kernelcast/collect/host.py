@@ -42,7 +42,7 @@ _KERNELS = 300  # of a graph, and behind one another in a stream
 
 @dataclass(frozen=True)
 class ProgramTimes:
-    """A program as it ran: seconds of its steps, and how often it has each of the host's costs."""
+    """A measured program: seconds of its steps, and how often it has each of the host's costs."""
 
     name: str
     seconds: tuple[float, ...]
@@ -90,7 +90,7 @@ def timed_programs(
 
 def fitted(timed: Sequence[ProgramTimes], gaps: Mapping[str, float]) -> Host:
     """The costs that explain the programs best: least squares of relative errors, with a weak pull to the proportions
-    of the host that ships; and how far single steps and programs lie from them."""
+    of the bundled host; and how far single steps and programs lie from them."""
     usual = host("server")
     prior = np.array([getattr(usual, name) for name in COSTS])
     counts = np.array([[program.counts[name] for name in COSTS] for program in timed]) * prior
@@ -219,7 +219,7 @@ def _profiled(run: Callable[[], None]) -> float:
 
 
 def write_host(measured: Host, path: Path) -> None:
-    """The file that ``--host`` takes: whole, or none."""
+    """Write the file that ``--host`` takes, atomically."""
     numbers = [name for name in vars(measured) if name not in ("id", "name", "sources")]
     lines = [
         f'name = "{measured.name}"',
@@ -335,7 +335,7 @@ def programs() -> Iterator[tuple[str, nn.Module, Any]]:
 
 
 def _of_transformers() -> Iterator[tuple[str, nn.Module, Any]]:
-    """Where the library is there: much Python between the ops."""
+    """Models of transformers, if installed: much Python between the ops."""
     try:
         import transformers
     except ImportError:

@@ -72,7 +72,7 @@ class Link:
         steps = np.array([each.steps for each in least.values()], dtype=float)
         seconds = np.array([each.seconds for each in least.values()])
         slope = float(np.polyfit(steps, seconds, 1)[0]) if len(set(steps)) > 1 else 0.0
-        # no start at all would leave all of the time to the messages; noise may leave less than none
+        # bounds: no start-up time at all, and noise that makes the slope negative
         most, few = float(np.min(seconds / steps)), float(seconds.min()) * _LEAST_SHARE
         return cls(min(max(slope, min(few, most)), most), dict(sorted(rates.items())))
 
@@ -94,7 +94,7 @@ def fitted(timed: Sequence[CollectiveTime], like: str, about: str) -> Fabric:
 
 
 def write_link(fabric: Fabric, path: Path) -> None:
-    """The file that ``--fabric`` takes: whole, or none."""
+    """Write the file that ``--fabric`` takes, atomically."""
     lines = [
         f"like = {json.dumps(fabric.like)}",
         f"bytes_per_s = {fabric.bytes_per_s:.5g}",

@@ -29,7 +29,7 @@ SQL_TYPES = {"size": "BIGINT", "real": "DOUBLE", "flag": "BOOLEAN", "choice": "V
 
 # Beside the parameters of the ops, dtype and stack among them.
 # gpu: id in the catalogue. version: of the stack. kernel_source: the kernel as the source names it.
-# source: who published it. campaign: source/gpu/stack/version, one measuring of one stack on one GPU.
+# source: the publisher. campaign: source/gpu/stack/version, one measurement run of one stack on one GPU.
 # split: train or test, as the source has it. rotation: how many sets of weights passed between two uses
 # of one (1: the same call again and again); not given: weights came from DRAM. input_rotation: the same of activations;
 # not given: the kernel before had just made them, or the same were used again.
@@ -82,7 +82,7 @@ def connect() -> DuckDBPyConnection:
 def write_parquet(
     columns: Mapping[str, NDArray[Any]], types: Mapping[str, str], path: Path, note: Mapping[str, Any], by: str = ""
 ) -> None:
-    """A complete file or none: every column of ``types`` (its SQL type; one that is not there is empty), rows in the
+    """Write a file atomically: every column of ``types`` (its SQL type; one that is not there is empty), rows in the
     order of the columns ``by``, and ``note`` in the metadata."""
     cells: dict[str, NDArray[Any]] = {}
     select = [
@@ -101,7 +101,7 @@ def write_parquet(
 def write_rows(
     rows: Sequence[Mapping[str, Any]], types: Mapping[str, str], path: Path, facts: Mapping[str, Any], by: str
 ) -> int:
-    """Rows that this project measured as such a file; how many they are."""
+    """Write rows that this project measured as such a file; returns their number."""
     if not rows:
         raise KernelcastError(f"nothing was measured: {path} is not written")
     columns = {

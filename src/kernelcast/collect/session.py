@@ -48,7 +48,7 @@ class Device(Protocol):
 
 @dataclass
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     done: int
     total: int
@@ -69,7 +69,7 @@ class Session:
     _reserve: float = field(default=2.0, init=False)  # for profiling the kernels of a batch
 
     def run(self, tasks: Sequence[Task]) -> Progress:
-        """Measures what the file does not have yet."""
+        """Measure the tasks that the file does not have yet."""
         start = self.clock()
         known = {record["key"]: record["status"] for record in (*self.earlier, *read_lines(self.lines))}
         todo = [task for task in tasks if task.key not in known]
@@ -109,18 +109,18 @@ class Session:
         return self.seconds is not None and seconds + self._reserve >= self.seconds
 
     def _measured(self, task: Task, now: float) -> tuple[dict[str, Any], DeviceLostError | None]:
-        """The task's result, and what broke the GPU, if it did."""
+        """The task's result, and the error that broke the CUDA context, if any."""
         record = task.record | {"at_s": round(now, 3)}
         try:
             return record | {"status": "ok", **self.device.measure(task)}, None
-        except Exception as error:  # whatever a library raises is this task's result
+        except Exception as error:  # any exception is this task's result
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             lost = error if isinstance(error, DeviceLostError) else None
             return record | {"status": "failed", "error": message}, lost
 
 
 def _drop_torn_line(path: Path) -> None:
-    """A line that a kill left unfinished would spoil the line that is written next."""
+    """Remove an unfinished last line, which would spoil the next line."""
     if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
         path.write_bytes(text[: text.rfind(b"\n") + 1])
 

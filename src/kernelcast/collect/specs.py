@@ -68,7 +68,8 @@ def _meter() -> Nvml | None:
 
 
 def measure(target: Gpu, say: Say = lambda done, total, note: None) -> Microbenchmarks:
-    """``target``: about what the GPU is, so that sizes fit it. What cannot run is noted, and all else is measured."""
+    """Run all microbenchmarks. ``target``: an approximate description of the GPU, for sizes. Failures are noted and
+    skipped."""
     results = Microbenchmarks()
     parts = [*_products(target, results), *_others(target, results)]
     with torch.cuda.stream(stream()):
@@ -76,7 +77,7 @@ def measure(target: Gpu, say: Say = lambda done, total, note: None) -> Microbenc
             say(at, len(parts), name)
             try:
                 part()
-            except Exception as error:  # whatever a library raises: the GPU, or the library, cannot do it
+            except Exception as error:  # any exception: the GPU or the library does not support it
                 results.skipped[name] = " ".join(f"{error}".split())[:160] or type(error).__name__
                 _alive(name, error)
             torch.cuda.empty_cache()
@@ -151,7 +152,7 @@ def burst_s(launch: Callable[[], object], guess_s: float) -> float:
 
 
 def _long(dtype: str, peak: float, results: Microbenchmarks) -> None:
-    """The shape that was best in bursts, for seconds."""
+    """Repeat the best shape of the bursts for seconds."""
     if dtype not in results.bursts:
         raise KernelcastError(results.skipped.get(dtype, "no burst of it ran"))
     meter = _meter()
@@ -311,7 +312,8 @@ _ROWS = 16  # of a product that are checked
 
 @dataclass(frozen=True)
 class Product:
-    """One product that is ready to run. ``factors``: what it multiplies, as float32, [m, k] and [n, k], when asked."""
+    """One product that is ready to run. ``factors``: what it multiplies, as float32, [m, k] and [n, k], computed on
+    demand."""
 
     launch: Launch
     factors: Callable[[], tuple[Tensor, Tensor]]
@@ -389,6 +391,6 @@ FORMATS: dict[str, Callable[[int, int, int], Product]] = {
     "int8": _int8,
     "nvfp4": _nvfp4,
 }
-# How far off a product may be: the rounding of its result, and of what it adds up in.
+# Tolerance of a product: the rounding of its result and of its accumulator.
 TOLERANCES = {"bf16": 0.02, "fp16": 0.01, "tf32": 0.01, "int8": 1e-4}
 FP8_TOLERANCE = 0.03

@@ -64,7 +64,7 @@ class GpuDraft:
 
     @property
     def unit(self) -> bool:
-        """Whether it is one of a catalogued GPU."""
+        """Whether it is a unit of a catalogued GPU."""
         return "unit_of" in self.texts
 
     @property
@@ -82,7 +82,7 @@ def _digits(name: str, value: float) -> str:
 
 
 def write(draft: GpuDraft) -> Gpu:
-    """The file, whole or none, after it was read back."""
+    """Write the file atomically and read it back."""
     draft.gpu  # noqa: B018  refused before anything is written
     draft.path.parent.mkdir(parents=True, exist_ok=True)
     with complete(draft.path) as part:

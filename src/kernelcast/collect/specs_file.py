@@ -69,7 +69,7 @@ def _tensor(draft: GpuDraft, properties: GpuProperties, results: Microbenchmarks
     if sixteen in shares:
         factor, note = campaign_ratio("sustained_tensor_fraction")
         share = min(1.0, shares[sixteen] * factor)
-        lower = share if (target.long_tensor_fraction or 0.0) > share else None  # than the base's of runs that last
+        lower = share if (target.long_tensor_fraction or 0.0) > share else None  # than the base's of sustained runs
         draft = draft.given(how[sixteen] + note, sustained_tensor_fraction=share, long_tensor_fraction=lower)
     for dtype, share in shares.items():
         if dtype != sixteen:
@@ -166,8 +166,8 @@ def _l2(draft: GpuDraft, properties: GpuProperties, results: Microbenchmarks) ->
 
 
 def _vector(draft: GpuDraft, properties: GpuProperties, results: Microbenchmarks) -> GpuDraft:
-    """Rates a clock of what is no tensor core: doubled where measurements are above the base's, halved on a capability
-    of no base where they are below half."""
+    """Rates per clock of units other than tensor cores: doubled where measurements are above the base's, halved on a
+    capability of no base where they are below half."""
     target = draft.gpu
     clocks = target.sm_count * target.clock_boost_hz
     new = draft.borrowed
@@ -186,7 +186,7 @@ def _vector(draft: GpuDraft, properties: GpuProperties, results: Microbenchmarks
 
 
 def _launch(draft: GpuDraft, properties: GpuProperties, results: Microbenchmarks) -> GpuDraft:
-    """The floor bounds what any kernel takes, so it stays as it was seen."""
+    """The launch floor bounds the time of any kernel, so it stays as measured."""
     factor, note = campaign_ratio("sustained_launch_s")
     floor, least = results.launch_floor_s, results.smallest_gemm_s and results.smallest_gemm_s * factor
     if least:

@@ -55,13 +55,13 @@ def _multiply_adds(x, out, rounds, factor, term, WIDTH: tl.constexpr):  # type: 
 
 
 def exponentials(x: Tensor, out: Tensor, rounds: int) -> int:
-    """2^-x of each element of x, again and again (it tends to 0.6412); how many were worked out."""
+    """2^-x of each element of x, repeatedly (it tends to 0.6412); returns the number of operations."""
     _exponentials[(x.numel() // _WIDTH,)](x, out, rounds, WIDTH=_WIDTH, num_warps=4)
     return x.numel() * rounds * _UNROLL.value
 
 
 def multiply_adds(x: Tensor, out: Tensor, rounds: int) -> int:
-    """x/2 + 1/4 of each element of x, again and again (it tends to 0.5); how many were worked out."""
+    """x/2 + 1/4 of each element of x, repeatedly (it tends to 0.5); returns the number of operations."""
     _multiply_adds[(x.numel() // _WIDTH,)](x, out, rounds, 0.5, 0.25, WIDTH=_WIDTH, num_warps=4)
     return x.numel() * rounds * _UNROLL.value
 
@@ -108,7 +108,7 @@ class ReadShared:
         self._grid = (programs, 1, 1)
 
     def __call__(self, rounds: int) -> int:
-        """How many bytes were read; each thread's sum is 4 a load."""
+        """Returns the bytes that were read; each thread's sum is 4 per load."""
         self._kernel(grid=self._grid, block=(_SHARED_THREADS, 1, 1), args=[self.out, rounds])
         return self.out.numel() * rounds * _SHARED_LOADS * 16
 

@@ -30,7 +30,7 @@ RESULT_COLUMNS = {
 
 
 def write_table(records: Iterable[Mapping[str, Any]], path: Path, target: Gpu, facts: Mapping[str, Any]) -> int:
-    """A complete file or none; the number of rows."""
+    """Write the file atomically; returns the number of rows."""
     rows = [_row(record, target, facts) for record in records]
     return write_rows(rows, columns_of({row["op"] for row in rows}) | RESULT_COLUMNS, path, facts, by="op, dtype")
 

@@ -24,7 +24,7 @@ _GRAPH_S = 400e-6  # a replay lasts about this, or one launch of each set
 _MOST_LAUNCHES = 512
 _REPLAYS = 5
 _MORE_REPLAYS = 15
-_CHUNK_S = 15e-3  # of replays, before the host looks again
+_CHUNK_S = 15e-3  # of replays, before the host checks again
 _IN_FLIGHT = 3  # chunks: the GPU never waits for the host
 WIDE = 0.03  # spread above which a call is timed again
 
@@ -41,7 +41,7 @@ class Timing:
 
 @cache
 def stream() -> torch.cuda.Stream:
-    """The stream of all measuring: autograd runs a gradient on the stream of its forward."""
+    """The stream of all measurements: autograd runs a gradient on the stream of its forward."""
     return torch.cuda.Stream()
 
 

@@ -44,11 +44,7 @@ class Request:
 
 _LPM_WINDOW = 128  # waiting requests among which lpm picks the longest cached prefix, as SGLang does
 _CLIPPED = 4096  # output tokens that SGLang reserves at most for a new request
-_RATIO, _LEAST_RATIO, _RATIO_STEPS = (
-    0.7,
-    0.098,
-    600,
-)  # share of the remaining output that SGLang keeps free
+_RATIO, _LEAST_RATIO, _RATIO_STEPS = 0.7, 0.098, 600  # share of the remaining output that SGLang keeps free
 _RETRACTED = 0.1  # that the share grows by when the estimate was too low
 _RETRACT_STEPS = 20  # after which the estimate is updated
 

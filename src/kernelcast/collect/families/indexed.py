@@ -75,7 +75,7 @@ def _sorted(draw: Draw) -> Drawn:
 
 
 def _searched(draw: Draw) -> tuple[int, int]:
-    """Rows and columns to put in order: one long row, scores of classes, boxes or tokens, any."""
+    """Rows and columns to sort: one long row, scores of classes, boxes or tokens, any."""
     if draw.chance(0.35):
         return 1, draw.size(16, 20_000_000)
     cols = draw.pick((8, 32, 64, 100, 128, 256, 300, 1000, 1000, 4096, 8400, 21841, 32000, 128256))

@@ -23,7 +23,7 @@ def _widths(draw: Draw) -> tuple[int, int]:
 
 def _layers(draw: Draw, op: str) -> Drawn:
     width, hidden = _widths(draw)
-    layers = draw.pick((1, 1, 1, 1, 1, 2, 3, 4))  # what is learned of one holds for the others
+    layers = draw.pick((1, 1, 1, 1, 1, 2, 3, 4))  # measurements of one carry over to the others
     both = draw.chance(0.2)
     batch = draw.size(1, 256, draw.pick((1, 8, 8, 16))) if draw.chance(0.7) else 2 ** draw.pick(range(9))
     dtype = draw.pick(3 * ("bf16", "fp16", "tf32") + ("fp32",))
@@ -55,7 +55,7 @@ def _kept(draw: Draw, op: str) -> Drawn:
 
 
 def _one_step(draw: Draw) -> Drawn:
-    """A decoder's or an agent's step: its cost is that of starting."""
+    """A single step of a decoder or an agent, dominated by launches."""
     width, hidden = _widths(draw)
     return {"op": "recurrent", "batch": draw.size(1, 256), "steps": draw.pick((1, 1, 2, 4)), "input": width,
             "hidden": hidden, "layers": draw.pick((1, 1, 2, 4)), "cell": draw.pick(("lstm", "lstm", "gru", "rnn")),

@@ -200,7 +200,7 @@ def _volume(draw: Draw) -> Drawn:
 
 
 def _transposed(draw: Draw) -> Drawn:
-    """Forward of a transposed convolution: the gradient of the input of one that makes images smaller."""
+    """Forward of a transposed convolution: the input gradient of a strided convolution."""
     kernel, padding = draw.pick(((2, 0), (2, 0), (4, 1), (4, 1), (3, 1), (8, 2), (16, 4)))
     stride = max(2, kernel // 2)
     if draw.chance(0.25):  # vocoders and audio decoders, one axis
