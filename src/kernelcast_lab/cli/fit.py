@@ -77,7 +77,7 @@ def fit(
     """Fit the learned efficiency on measured tables. An interrupted run goes on where it stopped.
 
     Each family by its recipe, with which the shipped weights were made; --rows, --epochs and --seed change it.
-    What it writes answers with --weights DIR of kernel, kernels, infer, trace and diagnose.
+    Forecast with the result by --weights DIR of kernel, kernels, infer, trace and diagnose.
     """
     needs_torch()
     from kernelcast_lab.fit.evidence import repeated_columns

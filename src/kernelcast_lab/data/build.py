@@ -1,7 +1,7 @@
 """From a source's columns to canonical measurements: DuckDB maps, filters, counts and takes medians.
 
-The order: rules over the source's columns; mapping to calls; formats and times; a sample, if asked for; the median
-of repeated calls; then the table reader's own checks and the bound (``checks.checked``).
+The order: rules over the source's columns; mapping to calls; formats and times; an optional sample; the median of
+repeated calls; then the table reader's own checks and the bound (``rules.checked``).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _mark(
 
 
 def _scope(mapping: TableMap, choice: Choice) -> list[str]:
-    """Conditions for the rows of which the counts speak: those of the GPUs and ops that were asked for."""
+    """Conditions for the rows that are counted: those of the chosen GPUs and ops."""
     scope = []
     if choice.gpus is not None:
         ids = ", ".join(text(gpu(name).id) for name in choice.gpus) or "NULL"

@@ -122,7 +122,7 @@ def _measurements(source: str, part: Part) -> Measurements:
 
 @contextmanager
 def _complete_or_nothing(target: Path) -> Iterator[Path]:
-    """A new folder that takes the name ``place`` when the block ends well."""
+    """A new folder that is renamed to ``target`` when the block succeeds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     old = target.with_name(f".{target.name}.{os.getpid()}.old")

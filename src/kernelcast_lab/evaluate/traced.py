@@ -59,13 +59,8 @@ class ForecastCase:
         return self.case.case.launch == "eager" and (idle_ms - gaps_ms) / self.case.wall_ms > LAUNCH_BOUND
 
 
-def traced(case: MeasuredCase) -> Trace:
-    """The case on meta tensors, as ``collect-models`` runs it."""
-    return traced_case(case.case, case.config)
-
-
 def traced_case(case: Case, config: Config) -> Trace:
-    """A case of the model that this config gives."""
+    """A case of the model of this config on meta tensors, as ``collect-models`` runs it."""
     model = build(config, case.dtype, _META)
     if case.mode == "training":
         with _META:
@@ -83,7 +78,7 @@ def evaluate(cases: Iterable[MeasuredCase], conditions: Conditions) -> list[Fore
     results = []
     for case in cases:
         step = run_step(
-            traced(case),
+            traced_case(case.case, case.config),
             target,
             conditions,
             tf32=case.case.dtype == "tf32",

@@ -86,7 +86,7 @@ def score(
     target, problem = gpu(gpu_id), problem_of(sweep)
     swept = swept_times(sweep)
     configs = list(swept)
-    guess, _, _ = predict_configs(problem, configs, target, conditions)
+    predicted_s, _, _ = predict_configs(problem, configs, target, conditions)
     truth = np.array(list(swept.values()))
 
     def measure(_: Problem, wanted: Sequence[Config]) -> list[float]:
@@ -101,14 +101,14 @@ def score(
     best_final = min(finals.values()) if finals else float(truth.min())
     best = configs[int(np.argmin(truth))]
     speedup = {stack: judged(c) / judged(tuned.config) for stack, c in tuned.defaults.items()}
-    gap = {stack: tuned.default_predicted_s[stack] / float(guess.min()) - 1 for stack in tuned.defaults}
+    gap = {stack: tuned.default_predicted_s[stack] / float(predicted_s.min()) - 1 for stack in tuned.defaults}
     return ShapeScore(
         shape=sweep.key, configs=len(configs), measured=tuned.configs_measured,
-        spearman=float(spearmanr(guess, truth).statistic),
-        error=float(np.mean(np.abs(np.log(guess / truth)))), tuned=str(tuned.config), best=str(best),
+        spearman=float(spearmanr(predicted_s, truth).statistic),
+        error=float(np.mean(np.abs(np.log(predicted_s / truth)))), tuned=str(tuned.config), best=str(best),
         regret=(tuned.measured_s or np.inf) / float(truth.min()) - 1,
         regret_finals=judged(tuned.config) / best_final - 1,
-        first_regret=float(truth[int(np.argmin(guess))] / truth.min() - 1), tuned_us=judged(tuned.config) * 1e6,
+        first_regret=float(truth[int(np.argmin(predicted_s))] / truth.min() - 1), tuned_us=judged(tuned.config) * 1e6,
         speedup=speedup, gap=gap,
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Train the published baselines, PipeWeave and NeuSight, on measured calls with PyTorch.
 
-Each fit gives a model of one family that answers questions at once; ``merged`` joins families.
+Each fit gives a predictor of one family; ``merged`` joins families.
 """
 
 from __future__ import annotations

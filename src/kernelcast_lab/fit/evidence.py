@@ -331,10 +331,10 @@ def _steps(
             predicted, truth = evaluator.estimated(
                 configuration, members, EvidenceMatch(configuration.choices, entry=entry, substituted=(change,))
             )
-            choice, tested, answered = change
+            choice, tested, other = change
             left = np.log(truth / predicted.time_s)
-            pooled = [choice, f"{choice}, {configuration.choices['dtype']}"] if EAGER not in (tested, answered) else []
-            for name in (f"{choice} {tested} {answered}", *pooled):
+            pooled = [choice, f"{choice}, {configuration.choices['dtype']}"] if EAGER not in (tested, other) else []
+            for name in (f"{choice} {tested} {other}", *pooled):
                 residuals.setdefault(name, []).append(left)
     return {name: _step(result, shifted=name.count(" ") == 2) for name, result in sorted(residuals.items())}
 
