@@ -26,6 +26,7 @@ settings.register_profile("any machine", deadline=None, derandomize="CI" in os.e
 settings.load_profile("any machine")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file is on one worker, for its tests share what takes long to make, unless it says ``xdist_group`` itself. The
     longest first, so that workers end together."""
