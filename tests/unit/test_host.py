@@ -157,10 +157,10 @@ def test_programs_of_the_host_are_small_and_differ() -> None:
 
 def test_programs_are_run_and_traced_where_they_are() -> None:
     """On a CPU its own arithmetic counts too, so that only the way through is tested: real steps, real counts."""
-    timed = timed_programs(H200, torch.device("cpu"), rounds=2, repeats=2)
+    timed = timed_programs(H200, torch.device("cpu"), rounds=2, repeats=1)
     assert [one.name for one in timed][:2] == ["encoder, inference", "encoder, training"]
     for one in timed:
-        assert len(one.seconds) == 4 and all(seconds > 0 for seconds in one.seconds)
+        assert len(one.seconds) == 2 and all(seconds > 0 for seconds in one.seconds)
         assert one.counts["launch_s"] >= 80 and set(one.counts) == set(COSTS)
         assert (one.counts["backward_s"] > 0) == one.name.endswith("training")
     found = fitted(timed, GAPS)
