@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 WORKERS ?= 2
 # conftest.py says which tests share a worker, and in which order they run
-SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick coverage lint unit docs bench accuracy weights clean
 

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,14 +27,21 @@ settings.register_profile("any machine", deadline=None, derandomize="CI" in os.e
 settings.load_profile("any machine")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file is on one worker, for its tests share what takes long to make, unless it says ``xdist_group`` itself. The
-    longest first, so that workers end together."""
+    """Workers take files in turn: with the longest first they end together."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file is on one worker, for its tests share what takes long to make; pages of the docs are on any."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return nodeid if path == "tests/docs/test_doc_examples.py" else path
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)

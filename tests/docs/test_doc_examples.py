@@ -15,14 +15,7 @@ def label(page: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=pytest.mark.xdist_group(label(page)), id=label(page))
-        for page in pages()
-        if blocks(page)
-    ],
-)
+@pytest.mark.parametrize("page", [page for page in pages() if blocks(page)], ids=label)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("validation", "docs", "src"):  # what commands of the pages read, as in a checkout
