@@ -36,7 +36,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file is on one worker, for its tests share what takes long to make; pages of the docs are on any."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
             return nodeid if path == "tests/docs/test_doc_examples.py" else path
