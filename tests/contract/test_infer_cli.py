@@ -283,7 +283,7 @@ def test_plot_is_a_picture(run: Run, tmp_path: Path) -> None:
         ("infer llama-3.1-8b --gpu h100_sxm --batch 5000", ["GiB more than", "the largest batch of such requests is"]),
         ("infer llama-3.1-405b --gpu h100_sxm", ["weights alone are too large", "--tp"]),
         ("infer qwen3-next-80b-a3b --gpu h100_sxm --tp 3", ["tp 3 does not divide the 16 key heads"]),
-        ("infer bert-base --gpu h100_sxm --input-len 100 --output-len 2", ["an encoder", "--output-len 1"]),
+        ("infer bert-base --gpu h100_sxm --input-len 100 --output-len 2", ["an encoder", "--output-len must be 1"]),
         ("infer llama-3.1-8b --gpu h100_sxm --draft-model llama-3.2-1b", ["--draft-tokens"]),
         ("infer llama-3.1-8b --gpu h100_sxm --draft-tokens 2 --acceptance 1.5", ["between 0 and 1", "1.5"]),
         ("infer llama-3.1-8b --gpu h100_sxm --requests none.csv", ["no file none.csv"]),

@@ -146,7 +146,7 @@ def test_cache_and_logits_are_as_asked_and_told(tmp_path: Path) -> None:
         (None, None, "inference", "bf16", "bf16 where the config says nothing", "pure"),
         ("float16", None, "training", "fp16", "fp16 as the config says", "mixed"),
         ("float32", None, "training", "fp32", "fp32 as the config says", "pure"),
-        ("float32", "bf16", "training", "bf16", "bf16 as asked", "mixed"),
+        ("float32", "bf16", "training", "bf16", "bf16 as given", "mixed"),
     ],
 )
 def test_a_config_is_traced_in_its_own_format_unless_asked(
