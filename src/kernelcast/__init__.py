@@ -57,9 +57,9 @@ def __getattr__(name: str) -> Any:
         return _tracer()
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
-    for kernel_type in REGISTRY.values():
-        if kernel_type.__name__ == name:
-            return kernel_type
+    if not name.startswith("_") and (kernel_type := REGISTRY.class_named(name)):
+        globals()[name] = kernel_type  # found once
+        return kernel_type
     raise AttributeError(f"module 'kernelcast' has no attribute {name!r}")
 
 

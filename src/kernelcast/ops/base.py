@@ -1,17 +1,19 @@
 """Kernel calls: frozen parameter classes, their registry, and a column view of many calls at once.
 
 A family is one file in this folder: a subclass of ``Kernel`` with an ``op`` name, fields made by ``size``, ``real``,
-``flag``, ``choice`` and ``lengths``, and a ``work`` that maps columns of parameters to ``Work``. The package imports
-every file here, which registers its ops.
+``flag``, ``choice`` and ``lengths``, and a ``work`` that maps columns of parameters to ``Work``. A file is
+imported when one of its ops is asked for (``Registry``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import numpy as np
@@ -271,7 +273,7 @@ class Kernel:
         cls.unset_choices = tuple(name for name, parameter in cls.parameters.items() if parameter.unset)
         if cls.__dict__.get("op"):
             cls.family = cls.family or cls.op
-            REGISTRY[cls.op] = cls
+            REGISTRY.add(cls)
 
     def __init__(self, **values: Any) -> None:
         parameters = self.parameters
@@ -372,7 +374,45 @@ def twos(sizes: Array, most: int) -> Array:
 
 _TWOS = np.full(257, np.nan)  # log2 of the powers of two
 _TWOS[2 ** np.arange(9)] = np.arange(9)
-REGISTRY: dict[str, type[Kernel]] = {}
+
+
+class Registry(Mapping[str, type[Kernel]]):
+    """Kernel classes by op. A file of this folder is imported when one of its ops is asked for, all of them when ops
+    are listed: a start needs few of the hundred ops, and importing all takes a tenth of a second."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, type[Kernel]] = {}
+        self._files = [path for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")]
+
+    def add(self, kernel: type[Kernel]) -> None:
+        self._imported[kernel.op] = kernel
+
+    def import_files(self, containing: str = "") -> None:
+        for path in [path for path in self._files if containing in path.read_text(encoding="utf-8")]:
+            self._files.remove(path)
+            importlib.import_module(f"{__package__}.{path.stem}")
+
+    def __getitem__(self, op: str) -> type[Kernel]:
+        if op not in self._imported:
+            self.import_files(containing=f'"{op}"')
+        return self._imported[op]
+
+    def class_named(self, name: str) -> type[Kernel] | None:
+        self.import_files(containing=f"class {name}(")
+        by_name = {kernel.__name__: kernel for kernel in self._imported.values()}
+        if name not in by_name:  # classes that are made from a table are in no such line
+            by_name = {kernel.__name__: kernel for kernel in self.values()}
+        return by_name.get(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self.import_files()
+        return iter(sorted(self._imported))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+REGISTRY = Registry()
 
 
 def _parameters(kernel: type[Kernel]) -> dict[str, Parameter]:

@@ -106,7 +106,8 @@ def _gpu_keys(gpu: Gpu) -> tuple[str, ...]:
 
 
 def read_kernel_choices(path: Path, known: Mapping[str, Collection[str]]) -> KernelChoices:
-    """The file, or what is wrong with it. ``known``: what stack, op, dtype, kv_dtype and phase may be."""
+    """The file, or what is wrong with it. ``known``: what stack, op, dtype, kv_dtype and phase may
+    be; a name without its choices is not checked."""
     raw = read_toml(path)
     try:
         return _parse(raw, {**known, "on": [*PATHS, ANY]})
@@ -164,7 +165,8 @@ def _check(
     refuse_unknown(f"path of {where}", [entry.path] if entry.path else [], PATHS)
     for name in ("stack", "op", "dtype", "kv_dtype", "phase"):
         value = getattr(entry, name)
-        refuse_unknown(f"{name} of {where}", [] if value == ANY and name != "op" else [value], known[name])
+        if name in known and (value != ANY or name == "op"):
+            refuse_unknown(f"{name} of {where}", [value], known[name])
     if not (entry.on.startswith("gfx") or entry.on.replace(".", "", 1).isdigit()):  # no capability: '8.9', '12'
         refuse_unknown(f"on of {where}", [entry.on], known["on"])
 
