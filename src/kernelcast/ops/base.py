@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
@@ -273,7 +273,7 @@ class Kernel:
         cls.unset_choices = tuple(name for name, parameter in cls.parameters.items() if parameter.unset)
         if cls.__dict__.get("op"):
             cls.family = cls.family or cls.op
-            REGISTRY.add(cls)
+            REGISTRY[cls.op] = cls
 
     def __init__(self, **values: Any) -> None:
         parameters = self.parameters
@@ -376,7 +376,7 @@ _TWOS = np.full(257, np.nan)  # log2 of the powers of two
 _TWOS[2 ** np.arange(9)] = np.arange(9)
 
 
-class Registry(Mapping[str, type[Kernel]]):
+class Registry(MutableMapping[str, type[Kernel]]):
     """Kernel classes by op. A file of this folder is imported when one of its ops is asked for, all of them when ops
     are listed: a start needs few of the hundred ops, and importing all takes a tenth of a second."""
 
@@ -384,8 +384,11 @@ class Registry(Mapping[str, type[Kernel]]):
         self._imported: dict[str, type[Kernel]] = {}
         self._files = [path for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")]
 
-    def add(self, kernel: type[Kernel]) -> None:
-        self._imported[kernel.op] = kernel
+    def __setitem__(self, op: str, kernel: type[Kernel]) -> None:
+        self._imported[op] = kernel
+
+    def __delitem__(self, op: str) -> None:
+        del self._imported[op]
 
     def import_files(self, containing: str = "") -> None:
         for path in [path for path in self._files if containing in path.read_text(encoding="utf-8")]:
