@@ -8,11 +8,13 @@ not a failed file. Output goes to a temporary file beside the target and is move
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import re
 import shutil
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -132,6 +134,15 @@ def encoded(column: NDArray[Any], into: dict[str, NDArray[Any]]) -> str:
     into[key] = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.int32, count=len(column))
     values = ", ".join("NULL" if value is None else text(str(value)) for value in codes)
     return f"CAST(list_extract([{values}], encoded.{key} + 1) AS VARCHAR)"
+
+
+def read_text(path: Path) -> str:
+    """A file's text, plain or gzipped; UnicodeDecodeError where it is none."""
+    raw = path.read_bytes()
+    try:
+        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+    except (OSError, EOFError, zlib.error):
+        raise UnicodeDecodeError("utf-8", raw[:2], 0, 1, "not a complete gzip file") from None
 
 
 @contextmanager

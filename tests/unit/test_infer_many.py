@@ -126,7 +126,9 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
         else:
             launching_s = sum(launch.count * engine.launching_s(launch.op) for launch in launches)
             host_s = max(0.0, launching_s - span.value - slower_s)
-        host_s += 0.0 if draft else engine.step_s if phase == "decode" else engine.prefill_s
+        if not draft:
+            host_s += engine.step_s if phase == "decode" else engine.prefill_s
+            host_s += engine.sequence_s * mine.sequences
         whole = Interval(span.value, span.value - below, span.value + above) + Interval.exact(slower_s)
         beside = (
             [KernelTime.beside(phase, "power limit", Interval.exact(slower_s), "power", "near")] if slower_s else []

@@ -115,6 +115,12 @@ class Conditions:
         calibration = self.loaded_calibration
         return self._base if calibration is None else Calibrated(self._base, calibration)
 
+    @property
+    def runs_measured(self) -> bool:
+        """Whether the calibration has measured runs, so that nothing of the whole is in doubt."""
+        calibration = self.loaded_calibration
+        return calibration is not None and bool(calibration.scales)
+
     def host_scale(self, name: str) -> Scale:
         """What measured runs say of a host, by the name of its file or of its stack."""
         calibration = self.loaded_calibration

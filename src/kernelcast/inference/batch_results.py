@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.end_to_end import EXACT, Setting, Spread, end_to_end, widened, worse
 from kernelcast.forecast.predict_table import CallTable, TableForecast, Times
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
@@ -181,6 +182,22 @@ class BatchResults:
         return np.array([at not in self.refused for at in range(len(self.workloads))], dtype=bool)
 
     @cached_property
+    def setting(self) -> Setting:
+        return self.deployment.setting("static batch")
+
+    @cached_property
+    def spread(self) -> Spread:
+        """Of whole runs beyond their kernels; none where this server was measured."""
+        measured = self.deployment.stack.spread or (self.times and self.times.conditions.runs_measured)
+        return EXACT if measured else end_to_end().spread(self.setting)
+
+    @cached_property
+    def support(self) -> NDArray[np.object_]:
+        """The level of each workload: the worse of its kernels and of the whole."""
+        run = end_to_end().level(self.setting)
+        return np.array([worse(kernels, run) for kernels in self.shares.support], dtype=object)
+
+    @cached_property
     def prefill_s(self) -> Array:
         return self._phase_s(False)
 
@@ -193,7 +210,7 @@ class BatchResults:
         for passes, owners in self.passes:
             seconds[:, owners] += passes.phase_s(decode)
         seconds[:, ~self.answered] = np.nan
-        return seconds
+        return widened(seconds, self.spread)
 
     @cached_property
     def total_s(self) -> Array:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.forecast.end_to_end import Setting
 from kernelcast.hardware import Gpu, fabric
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.layers import (
@@ -123,6 +124,11 @@ class Deployment:
             _check(layer, self)
         if self.layout.pp > self.model.layer_count:
             raise KernelcastError(f"pp {self.layout.pp} is more than the {self.model.layer_count} layers")
+
+    def setting(self, workload: str) -> Setting:
+        """What decides, beside the kernels, whether such a run was measured end to end."""
+        return Setting.of(workload, self.gpu, self.stack.id, self.stack.release, self.model.model_class, self.layout,
+                          self.precision.weights)  # fmt: skip
 
     @property
     def routed(self) -> dict[str, Any]:

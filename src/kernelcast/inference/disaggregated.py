@@ -15,6 +15,7 @@ from functools import cached_property
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import DEFAULT, Conditions
+from kernelcast.forecast.end_to_end import WholeSupport
 from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.batch_results import BatchResults
 from kernelcast.inference.deployment import nvlink_domain
@@ -266,9 +267,15 @@ class Disaggregated(Renamed, HtmlRepr):
         decode = tuple(share for share in self.decode_batch.shares if share.phase == "decode")
         return (*prefill, *shares([self.kv_transfer.kernel]), *decode)
 
+    @cached_property
+    def supports(self) -> WholeSupport:
+        """Of the kernels, and of a run of the decode workers as a whole."""
+        kernels = support_of((share.time_s, share.support) for share in self.shares)
+        return WholeSupport.of(self.decode_batch.results.setting, kernels)
+
     @property
     def support(self) -> str:
-        return support_of((share.time_s, share.support) for share in self.shares)
+        return self.supports.level
 
     @cached_property
     def rests_on(self) -> EvidenceSummary:

@@ -20,6 +20,7 @@ from kernelcast.energy.power import Energy, activities, energy_of, total
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call
 from kernelcast.forecast.conditions import DEFAULT, Conditions
+from kernelcast.forecast.end_to_end import WholeSupport
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.forecast.predict_table import CallTable, Times
 from kernelcast.hardware import Gpu
@@ -69,9 +70,14 @@ class Inference(Renamed, HtmlRepr):
         """The measured configurations behind the kernels of all passes."""
         return EvidenceSummary.of(kernel * each.count for each in self.passes for kernel in each.kernels)
 
+    @cached_property
+    def supports(self) -> WholeSupport:
+        """Of the kernels, and of the run as a whole."""
+        return WholeSupport.of(self.results.setting, support_of((share.time_s, share.support) for share in self.shares))
+
     @property
     def support(self) -> str:
-        return support_of((share.time_s, share.support) for share in self.shares)
+        return self.supports.level
 
     @property
     def times(self) -> Times:
@@ -238,7 +244,7 @@ def _columns(results: BatchResults) -> dict[str, NDArray[Any]]:
         columns[name] = getattr(results, name)
     count, memory = len(results.workloads), results.memory
     columns |= {"memory_bytes": memory.used_bytes, "available_bytes": np.full(count, memory.available_bytes)}
-    texts = {"bound_by": results.shares.bound_by, "support": results.shares.support} if results.passes else {}
+    texts = {"bound_by": results.shares.bound_by, "support": results.support} if results.passes else {}
     for name in ("bound_by", "support"):
         columns[name] = np.full(count, None, dtype=object)
         columns[name][results.answered] = texts[name][results.answered] if texts else None

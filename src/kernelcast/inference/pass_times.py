@@ -303,7 +303,9 @@ class PassTimes(PassKernels):
         stack, (launches, launching_s) = self.stack, self.launched(self.stack)
         graph = stack.replays(self.batches.tokens, decodes=self.decodes)
         waits = np.where(graph, launches * stack.gap_s, np.maximum(0.0, launching_s - kernels_s))
-        return waits if self.label else waits + np.where(self.decodes, stack.step_s, stack.prefill_s)
+        if self.label:
+            return waits
+        return waits + np.where(self.decodes, stack.step_s, stack.prefill_s) + stack.sequence_s * self.batches.sequences
 
     def part(self, launch: Launch) -> str:
         return self.label or launch.part

@@ -14,7 +14,9 @@ from kernelcast.errors import KernelcastError
 from kernelcast.models.layers import (
     BlockResiduals,
     Dense,
+    Experts,
     HyperConnections,
+    LatentAttention,
     Layer,
     LayerRun,
     NormOp,
@@ -99,6 +101,20 @@ class Architecture:
     @property
     def layer_count(self) -> int:
         return sum(run.count for run in self.layers)
+
+    @cached_property
+    def model_class(self) -> str:
+        """encoder, dense or experts; "latent" and "hybrid" where attention is, as engines run these by other paths."""
+        if self.kind == "encoder":
+            return "encoder"
+        layers = [run.layer for run in self.layers]
+        mixers = [layer.attention for layer in layers if layer.attention is not None]
+        known: list[str] = []
+        if any(isinstance(mixer, LatentAttention) for mixer in mixers):
+            known.append("latent")
+        elif any(not isinstance(mixer, SelfAttention) for mixer in mixers):
+            known.append("hybrid")
+        return " ".join([*known, "experts" if any(isinstance(layer.mlp, Experts) for layer in layers) else "dense"])
 
     def expand(self) -> Iterator[Layer]:
         """Every layer in order."""

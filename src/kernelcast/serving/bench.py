@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.files import ENDINGS, open_table
+from kernelcast.files import ENDINGS, open_table, read_text
 from kernelcast.inference.request_files import cell_text, line_of, numbers
 from kernelcast.serving.inference_perf import is_report, read_report
 from kernelcast.serving.load import Load, arrivals, ramp, scaled_to, spread_total, vllm_draws
@@ -68,7 +68,7 @@ def _read(path: Path, seed: int) -> BenchResult:
 def _runs(path: Path) -> tuple[Any, tuple[str, ...]]:
     """The JSON of a file; where it has a line for each run, the last."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except UnicodeDecodeError:
         raise KernelcastError(f"{path} is not text; a result of a benchmark is JSON, CSV or Parquet") from None
     try:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._moved import moved_names
+from kernelcast.forecast.end_to_end import WholeSupport
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import BenchResult, RequestTimes, StepLog, latencies_ms, metrics, throughput
@@ -69,6 +70,8 @@ class SimulatedRuns:
     served: Mapping[str, RequestTimes]
     notes: Mapping[str, StepLog]
     rests_on: EvidenceSummary
+    service: Service
+    server_measured: bool
 
     @classmethod
     def of(
@@ -80,7 +83,13 @@ class SimulatedRuns:
             cluster = Cluster(service, load, tables, variant, seed)
             cluster.run()
             served[variant], notes[variant] = RequestTimes.of(cluster.requests, load), cluster.step_log
-        return cls(load, served, notes, cluster.decode_engines[0].times.rests_on)
+        steps = cluster.decode_engines[0].times
+        return cls(load, served, notes, steps.rests_on, service, steps.measured)
+
+    @property
+    def supports(self) -> WholeSupport:
+        """Of the kernels of a decode step, and of the run as a whole."""
+        return self.service.supports(self.rests_on)
 
     def figures(self, measured: Mapping[str, float], rows: Rows | None = None) -> tuple[MetricComparison, ...]:
         """The measured metrics that are predicted too."""
@@ -91,7 +100,8 @@ class SimulatedRuns:
             if not actual or None in values or not actual > 0:
                 continue
             ends = [value for value in values if value is not None]
-            low, high = (min(ends), max(ends)) if len(ends) == len(VARIANTS) else (None, None)
+            whole = len(ends) == len(VARIANTS)
+            low, high = self.service.interval(key, ends, self.server_measured) if whole else (None, None)
             figures.append(MetricComparison(key, actual, ends[0], low, high))
         return tuple(figures)
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
+from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, metric_quantity, widened
 from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import scheduler_defaults
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, memory
 from kernelcast.inference.workload import Speculation
+from kernelcast.results import support_of
+from kernelcast.schedule import EvidenceSummary
 from kernelcast.stacks import Stack
 
 CAPACITIES = ("grow", "estimate", "reserve")
@@ -198,6 +203,23 @@ class Service:
     def __post_init__(self) -> None:
         if self.router not in ROUTERS:
             raise KernelcastError(f"a router is one of {', '.join(ROUTERS)}, not {self.router!r}")
+
+    @property
+    def setting(self) -> Setting:
+        return self.pool.deployment.setting("served load")
+
+    def supports(self, kernels: EvidenceSummary) -> WholeSupport:
+        """Of its kernels, and of a run as a whole."""
+        level = support_of((share, level) for level, share in kernels.support.items())
+        return WholeSupport.of(self.setting, level)
+
+    def interval(self, metric: str, values: Sequence[float], measured: bool) -> tuple[float, float]:
+        """Both ends of a metric: ``values``: as forecast, then at both ends of every step. ``measured``: this server
+        was, so that nothing of the whole is in doubt."""
+        quantity = None if measured else metric_quantity(metric)
+        spread = end_to_end().spread(self.setting, quantity) if quantity else EXACT
+        _, low, high = widened(np.array([values[0], min(values), max(values)]), spread)
+        return float(low), float(high)
 
     @property
     def gpus(self) -> int:

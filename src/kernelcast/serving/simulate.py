@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
+from kernelcast.forecast.end_to_end import WholeSupport
 from kernelcast.inference.workload import Speculation
 from kernelcast.results import HtmlRepr, Renamed
 from kernelcast.schedule import EvidenceSummary
@@ -253,6 +254,11 @@ class Simulation(Renamed, HtmlRepr):
         waited."""
         return max(self.step_log.blocked_s, key=lambda name: self.step_log.blocked_s[name], default="")
 
+    @cached_property
+    def supports(self) -> WholeSupport | None:
+        """Of the kernels of a decode step, and of the run as a whole; None where no kernel was forecast."""
+        return None if self.rests_on is None else self.service.supports(self.rests_on)
+
     @property
     def saturated(self) -> bool:
         """Whether the queue grew until the end: in an open loop, requests arrived faster than they were served."""
@@ -292,8 +298,8 @@ def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, 
             break
         ends[variant] = metrics(RequestTimes.of(other.requests, load), other.step_log, None, goals)
     likely = metrics(served, cluster.step_log, None, goals)
-    low, high = _ordered(likely, ends) if len(ends) == 2 else ({}, {})
     steps = cluster.decode_engines[0].times
+    low, high = _intervals(service, likely, ends, steps.measured) if len(ends) == 2 else ({}, {})
     return Simulation(service, load, served, cluster.step_log, goals, likely, low, high, steps.rests_on,
                       steps.predictor, complete)  # fmt: skip
 
@@ -306,13 +312,16 @@ def _run(cluster: Cluster, variant: str, progress: Progress | None) -> bool:
     return True
 
 
-def _ordered(likely: dict[str, float], ends: dict[str, dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """The smaller and the larger of each metric: faster steps mean shorter latencies and more throughput."""
-    keys = [key for key in likely if key in ends["low"] and key in ends["high"]]
-    values = {key: (likely[key], ends["low"][key], ends["high"][key]) for key in keys}
-    return {key: min(ends_of) for key, ends_of in values.items()}, {
-        key: max(ends_of) for key, ends_of in values.items()
+def _intervals(
+    service: Service, likely: dict[str, float], ends: dict[str, dict[str, float]], measured: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Both ends of each metric: faster steps mean shorter latencies and more throughput."""
+    intervals = {
+        key: service.interval(key, (value, ends["low"][key], ends["high"][key]), measured)
+        for key, value in likely.items()
+        if key in ends["low"] and key in ends["high"]
     }
+    return {key: low for key, (low, _) in intervals.items()}, {key: high for key, (_, high) in intervals.items()}
 
 
 def check(service: Service, load: Load) -> None:

@@ -266,6 +266,11 @@ class StepTimes:
     def predictor(self) -> str:
         return self._times.predictor
 
+    @property
+    def measured(self) -> bool:
+        """Whether this server was measured, by a replay or by a calibration with runs."""
+        return bool(self.deployment.stack.spread) or self._times.conditions.runs_measured
+
     @cached_property
     def rests_on(self) -> EvidenceSummary:
         """The evidence behind a typical decode step."""

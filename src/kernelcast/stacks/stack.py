@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kernelcast.errors import unknown
 from kernelcast.toml_folder import ids_in, read_from
 
 _SERVING, _LIBRARIES = (Path(__file__).parent / name for name in ("catalogue", "libraries"))
@@ -31,6 +32,7 @@ class Library:
 class Stack(Library):
     """An inference engine. Host times in seconds, measured or estimated as the file says."""
 
+    release: str  # that the file describes: the newest that was measured end to end
     kernels: str  # whose measured layers (gemm, attention, moe, all-reduce) it runs
     mla_kernels: str  # whose latent attention
     small_ops: str  # whose norms, activations and rotations
@@ -68,6 +70,11 @@ class Stack(Library):
     ] = ()  # its defaults, see serving.service.EngineSettings; none: it serves no queue
     unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
 
+    @property
+    def engine(self) -> str:
+        """Its id without a release."""
+        return self.id.partition("==")[0]
+
     def replays(self, tokens: Any, *, decodes: Any) -> Any:
         """Whether a step of so many tokens replays a graph; numbers or arrays."""
         return self.graphs & (decodes | (self.graph_prompts & (tokens <= self.graph_tokens)))
@@ -101,7 +108,14 @@ def stack_ids() -> list[str]:
 
 @functools.cache
 def stack(name: str) -> Stack:
-    """The stack called ``name``."""
+    """The stack called ``name``; of an older release, by a file of its own: "vllm==0.5"."""
+    engine, _, release = name.partition("==")
+    if release and name.lower() not in stack_ids() and engine.lower() in stack_ids():
+        newest = stack(engine)
+        if release != newest.release:
+            known = [newest.release, *(x.partition("==")[2] for x in stack_ids() if x.startswith(f"{newest.id}=="))]
+            raise unknown(f"release of {newest.name}", release, known)
+        return newest
     return read_from(_SERVING, Stack, name)
 
 

@@ -15,6 +15,7 @@ from kernelcast.energy.power import Energy, energy_of, throttled_s, total
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware import gpu as named_gpu
@@ -34,6 +35,7 @@ from kernelcast.schedule import (
     shares,
 )
 from kernelcast.schedule.timeline import stream_ends
+from kernelcast.stacks import stack as named_stack
 from kernelcast.tracing.aten import OpLaunches, OpSettings, op_launches
 from kernelcast.tracing.aten.table import op_flops
 from kernelcast.tracing.fusion import FUSED
@@ -206,13 +208,21 @@ class StepForecast(HtmlRepr, ABC):
         low, high = (whole.value - whole.low) / total, (whole.high - whole.value) / total
         return float(np.hypot(low, STEP_SPREAD[0])), float(np.hypot(high, STEP_SPREAD[1]))
 
+    @cached_property
+    def interval(self) -> Interval:
+        """The time of the step, with the error of whole steps on such GPUs beyond kernels and host."""
+        measured = self.times.conditions.runs_measured
+        spread = EXACT if measured else end_to_end().spread(self.setting)
+        ends = widened(self.time_s * np.array([1.0, *self.spread]), spread)
+        return Interval(*ends.tolist())
+
     @property
     def low_s(self) -> float:
-        return self.time_s * self.spread[0]
+        return self.interval.low
 
     @property
     def high_s(self) -> float:
-        return self.time_s * self.spread[1]
+        return self.interval.high
 
     def drawn_by(self, kernels: Iterable[tuple[OpKernels, int]]) -> Energy | None:
         """Energy of one GPU that runs these kernels, so many times each, and idles for the rest of the step."""
@@ -239,9 +249,22 @@ class StepForecast(HtmlRepr, ABC):
         """The measured configurations behind the kernels."""
         return EvidenceSummary.of(self.kernels)
 
+    @cached_property
+    def setting(self) -> Setting:
+        """What decides, beside the kernels, whether such a step was measured."""
+        workload = "training step" if self.trace.mode == "training" else "inference step"
+        stack = named_stack("torch")
+        layout = getattr(self, "layout", None)
+        return Setting.of(workload, self.gpu, stack.id, stack.release, "PyTorch module", layout, "")
+
+    @cached_property
+    def supports(self) -> WholeSupport:
+        """Of the kernels, and of the step as a whole."""
+        return WholeSupport.of(self.setting, support_of((share.time_s, share.support) for share in self.shares))
+
     @property
     def support(self) -> str:
-        return support_of((share.time_s, share.support) for share in self.shares)
+        return self.supports.level
 
     @cached_property
     def flops(self) -> float:

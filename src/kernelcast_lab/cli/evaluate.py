@@ -17,6 +17,7 @@ from kernelcast.app.questions.shared import resolve_conditions
 from kernelcast.app.report import json as as_json
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, say, with_tables
+from kernelcast_lab.cli.public import public
 
 if TYPE_CHECKING:
     from kernelcast_lab.evaluate.transfer import TransferSettings
@@ -51,6 +52,13 @@ _EXAMPLES = {
         "25,30,7,1750,1800\\n' > served.csv",
         _PARQUET.replace("SOURCE", "vllm_h100").replace("NAMES", "['served']"),
         "kernelcast evaluate load --data measured --source vllm_h100",
+    ),
+    "public": (
+        "mkdir -p measured/public",
+        "printf 'token,model_dim,inter_dim,expert,topk,q_type,us\\n64,4096,1536,128,8,QuantType.No,800\\n' >"
+        " aiter_amd_moe.csv",
+        _PARQUET.replace("SOURCE", "public").replace("NAMES", "['aiter_amd_moe']"),
+        "kernelcast evaluate public --data measured --source aiter_moe",
     ),
     "energy": ("kernelcast evaluate energy --only gpt2-xl/l48/decode",),
     "traced": ("kernelcast evaluate traced --only bert-large/l24/prefill",),
@@ -97,8 +105,8 @@ class Evaluations(CommandGroup):
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
     group.callback()(_evaluate)
-    for command in (tables, served, load, unspecified, traced, energy, neusight, tuning, tuning_gpus, learning_curve,
-                    transfer):  # fmt: skip
+    for command in (tables, public, served, load, unspecified, traced, energy, neusight, tuning, tuning_gpus,
+                    learning_curve, transfer):  # fmt: skip
         name = "words" if command is unspecified else command.__name__.replace("_", "-")
         group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
     app.add_typer(group, name="evaluate")
@@ -151,7 +159,7 @@ def tables(
     if json:
         print(as_json.to_json([asdict(score) for score in scores]))
     else:
-        _print_figures(means(scores))
+        print_figures(means(scores))
 
 
 def served(
@@ -175,7 +183,7 @@ def served(
             result |= figures(data)
     if not result:
         raise KernelcastError(f"none of {', '.join(table for table, _ in known.values())} is in these tables")
-    _print_figures(result, json)
+    print_figures(result, json)
 
 
 def load(
@@ -187,7 +195,7 @@ def load(
     from kernelcast_lab.evaluate.under_load import SOURCES, figures
 
     refuse_unknown("source of servers under load", source or (), SOURCES)
-    _print_figures(figures(data, source or SOURCES), json)
+    print_figures(figures(data, source or SOURCES), json)
 
 
 def unspecified(
@@ -214,7 +222,7 @@ def unspecified(
         lines += gpu_out(columns, name, without, rows) if without else left_out(columns, name, conditions)
     if not lines:
         raise KernelcastError("no measured call of a held-out shape in these tables")
-    _print_figures({"words": lines}, as_json)
+    print_figures({"words": lines}, as_json)
 
 
 def traced(
@@ -232,7 +240,7 @@ def traced(
 
     chosen = resolve_conditions(None, "model", predictor, weights=weights).predictor
     shown = ("case", "kernels_ms", "kernels_error", "wall_ms", "wall_error", "launch_bound", "told")
-    _print_figures(figures(chosen_cases(measured or MEASURED, only or ()), chosen), json, {"cases": shown})
+    print_figures(figures(chosen_cases(measured or MEASURED, only or ()), chosen), json, {"cases": shown})
 
 
 def energy(only: Only = None, json: Json = False) -> None:
@@ -241,7 +249,7 @@ def energy(only: Only = None, json: Json = False) -> None:
     from kernelcast_lab.evaluate.traced import ENERGY_MEASURED, energy_cases, energy_figures
 
     shown = ("case", "joules", "joules_error", "watts", "watts_error", "time_error", "inside")
-    _print_figures(energy_figures(energy_cases(ENERGY_MEASURED, only or ())), json, {"cases": shown})
+    print_figures(energy_figures(energy_cases(ENERGY_MEASURED, only or ())), json, {"cases": shown})
 
 
 def neusight(
@@ -253,7 +261,7 @@ def neusight(
     from kernelcast_lab.evaluate.neusight import figures
 
     chosen = resolve_conditions(None, "model", predictor, weights=weights).predictor
-    _print_figures(figures(model_cases(data), chosen), json)
+    print_figures(figures(model_cases(data), chosen), json)
 
 
 def tuning(
@@ -275,7 +283,7 @@ def tuning(
     conditions = resolve_conditions(None, "model", predictor)
     result = figures(*chosen_sweeps(sweeps or SWEEPS, only or ()), top, more, conditions)
     shown = ("kernel", "shape", "spearman", "tuned", "tuned_us", "regret_finals", "over_vllm", "over_sglang")
-    _print_figures(result, json, {"shapes": shown, "kernels": ()})
+    print_figures(result, json, {"shapes": shown, "kernels": ()})
 
 
 def tuning_gpus(
@@ -290,7 +298,7 @@ def tuning_gpus(
     needs_torch()
     from kernelcast_lab.evaluate.tuning_gpus import figures
 
-    _print_figures(figures(with_tables(data), gpu or (), say), json)
+    print_figures(figures(with_tables(data), gpu or (), say), json)
 
 
 def learning_curve(
@@ -332,7 +340,7 @@ def learning_curve(
             )
             say(f"{len(points)} points -> {curves.write_curves(points, out)}")
     result = {"points": [asdict(point) for point in points], "mean_error": curves.curve_lines(points)}
-    _print_figures(result, json, {"points": ()})
+    print_figures(result, json, {"points": ()})
 
 
 def transfer(
@@ -387,7 +395,7 @@ def transfer(
     points = read_pieces(folder)
     say(f"{len(points)} points -> {write_transfer(points, folder)}")
     if json:
-        _print_figures({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json)
+        print_figures({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json)
     else:
         show(as_table(points))
 
@@ -408,7 +416,7 @@ def _make_pieces(
     transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, say)
 
 
-def _print_figures(result: Figures, json: bool = False, shown: Mapping[str, Sequence[str]] | None = None) -> None:
+def print_figures(result: Figures, json: bool = False, shown: Mapping[str, Sequence[str]] | None = None) -> None:
     """As JSON, or a table each; ``shown``: the columns of a table that a terminal has room for."""
     if not any(result.values()):
         raise KernelcastError("no scores: no measured case matches")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelcast.forecast.end_to_end import Setting, WholeSupport
 from kernelcast.hardware import gpu
 from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.inference.infer import infer_many
@@ -31,6 +32,8 @@ class Compared:
     groups: Mapping[str, str]
     low_s: float | None = None  # the interval, where the time itself was predicted
     high_s: float | None = None
+    setting: Setting | None = None  # of the run
+    supports: WholeSupport | None = None
 
     @property
     def inside(self) -> bool | None:
@@ -60,7 +63,8 @@ def static_batches(cases: Sequence[ServedCase]) -> list[Compared]:
                 ("decode step", case.decode_step_mean_s, result.step),
             ]
         for what, measured_s, forecast in values:
-            results.append(Compared(what, measured_s, forecast.value, groups, forecast.low, forecast.high))
+            interval = forecast.value, groups, forecast.low, forecast.high
+            results.append(Compared(what, measured_s, *interval, result.results.setting, result.supports))
     return results
 
 

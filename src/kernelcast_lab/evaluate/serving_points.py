@@ -65,7 +65,8 @@ def figures(root: Path | None) -> dict[str, list[dict[str, Any]]]:
 
 
 def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (), stacks: Stacks = stack,
-                 tables: StepTimeTables | None = None) -> tuple[list[Compared], Counter[str]]:  # fmt: skip
+                 tables: StepTimeTables | None = None, intervals: bool = False,
+                 ) -> tuple[list[Compared], Counter[str]]:  # fmt: skip
     """TTFT and TPOT of each point; why others are left out. ``held_out``: every second point, which the hosts' times in
     ``stacks/`` were not set on."""
     left: Counter[str] = Counter()
@@ -75,7 +76,7 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
     for at, point in enumerate(tested):
         whole = point.decode if isinstance(point, SplitPoint) else point
         try:
-            result = simulate(_loop_service(point, stacks, known), _loop(whole), intervals=False, tables=shared)
+            result = simulate(_loop_service(point, stacks, known), _loop(whole), intervals=intervals, tables=shared)
         except KernelcastError as error:
             left[str(error).split(";")[0].split(":")[0]] += 1
             continue
@@ -87,9 +88,13 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
             "stack": whole.stack, "model": whole.model, "held_out": "yes" if at % 2 else "no",
             "few": "yes" if whole.concurrency <= FEW else "no", "id": whole.id, "gpu": whole.gpu,
         }  # fmt: skip
-        metrics = result.metrics
-        compared.append(Compared("TPOT", whole.tpot_s, metrics["mean_tpot_ms"] / 1e3, groups))
-        compared.append(Compared("TTFT", whole.ttft_s, metrics["mean_ttft_ms"] / 1e3, groups))
+        for what, measured_s in (("TPOT", whole.tpot_s), ("TTFT", whole.ttft_s)):
+            key = f"mean_{what.lower()}_ms"
+            ends = (values.get(key) for values in (result.low, result.high))
+            predicted_s, low_s, high_s = (None if x is None else x / 1e3 for x in (result.metrics[key], *ends))
+            assert predicted_s is not None
+            of_run = result.service.setting, result.supports
+            compared.append(Compared(what, measured_s, predicted_s, groups, low_s, high_s, *of_run))
     return compared, left
 
 

@@ -20,6 +20,7 @@ from kernelcast.hardware import gpu
 from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.models import model
 from kernelcast.models.precision import Precision
+from kernelcast.serving.bench import read_bench
 from kernelcast.serving.calibrate import calibrate, calibration_requests
 from kernelcast.serving.load import Load, staged, vllm_draws
 from kernelcast.serving.metrics import BenchResult
@@ -116,9 +117,11 @@ def _run_compared(result: Simulation, row: Row, stage: int | None, run: str) -> 
     for name, stats in _STATS.items():
         for stat in stats:
             key = f"{stat}_{'e2el' if name == 'e2e' else name}_ms"
-            ends = (result.low[key] / 1e3, result.high[key] / 1e3) if stage is None else (None, None)
+            low_s, high_s = (result.low[key] / 1e3, result.high[key] / 1e3) if stage is None else (None, None)
             measured_s = row[f"measured_{name}_{stat}_ms"] / 1e3
-            compared.append(Compared(f"{name.upper()} {stat}", measured_s, metrics[key] / 1e3, groups, *ends))
+            of_run = result.service.setting, result.supports
+            predicted_s, what = metrics[key] / 1e3, f"{name.upper()} {stat}"
+            compared.append(Compared(what, measured_s, predicted_s, groups, low_s, high_s, *of_run))
     return compared
 
 
@@ -151,6 +154,30 @@ def single_requests(root: Path | str | None, stacks: Stacks = stack, calibrate_o
             for stat, of in (("mean", np.mean), ("p90", lambda values: np.quantile(values, 0.9)))}  # fmt: skip
     return [
         Compared(f"{key.upper()} {stat}", figure.measured / 1e3, figure.predicted / 1e3, {"run": name},
-                 (figure.low or 0.0) / 1e3, (figure.high or 0.0) / 1e3)
+                 (figure.low or 0.0) / 1e3, (figure.high or 0.0) / 1e3, service.setting, runs.supports)
         for figure in runs.figures(labels, rest) for stat, key, _ in (figure.name.split("_"),)
     ]  # fmt: skip
+
+
+_LIVE = {"mean_ttft_ms": "TTFT mean", "p90_ttft_ms": "TTFT p90", "mean_tpot_ms": "TPOT mean", "mean_itl_ms": "ITL mean",
+         "mean_e2el_ms": "E2E mean", "output_throughput": "throughput"}  # fmt: skip
+
+
+def live_runs(root: Path | str | None) -> list[Compared]:
+    """Results of `vllm bench serve`, MODEL_RUN.json.gz each, of default servers on an H200."""
+    tables, compared = step_time_tables(), []
+    services: dict[str, Service] = {}
+    for path in sorted((root_path(root) / "vllm_h200").glob("*.json.gz")):
+        name, run = path.name.removesuffix(".json.gz").rsplit("_", 1)
+        if name not in services:
+            deployment = Deployment(model(name), gpu("h200_sxm"), stack("vllm"))
+            services[name] = Service(EnginePool(deployment, engine_settings(deployment)))
+        bench = read_bench(path)
+        runs = SimulatedRuns.of(services[name], bench.load, tables)
+        of_run = services[name].setting, runs.supports
+        compared += [
+            Compared(_LIVE[figure.name], figure.measured, figure.predicted, {"run": f"{name} {run}", "model": name},
+                     figure.low, figure.high, *of_run)
+            for figure in runs.figures(bench.metrics) if figure.name in _LIVE
+        ]  # fmt: skip
+    return compared

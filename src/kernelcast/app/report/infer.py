@@ -6,7 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelcast.app.report.json import attributes, breakdown_fields, interval_fields, run_energy_fields
+from kernelcast.app.report.json import (
+    attributes,
+    breakdown_fields,
+    interval_fields,
+    run_energy_fields,
+    support_fields,
+)
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
     binary_bytes_text,
@@ -21,7 +27,7 @@ from kernelcast.app.report.text import (
     plain_table,
     show,
     sizes_text,
-    support_text,
+    support_lines,
     time_rows,
     time_text,
     times_table,
@@ -47,7 +53,7 @@ def fields(result: Inference | Disaggregated) -> dict[str, Any]:
         values = _batch_fields(result)
     return values | {
         "breakdown": breakdown_fields(result.shares),
-        "support": result.support,
+        **support_fields(result.supports),
         "evidence": result.rests_on.to_dict(),
         "faster_kernels": [faster.as_dict() for faster in _faster(result)],
         "weight_only": list(dict.fromkeys(name for deployment in deployments for name in _weight_only(deployment))),
@@ -163,7 +169,7 @@ def print_inference(result: Inference | Disaggregated) -> None:
     else:
         deployments = [result.deployment]
         _print_batch(result)
-    show(support_text(result.support, result.predictor), *evidence_lines(result.rests_on))
+    show(*support_lines(result.supports, result.predictor), *evidence_lines(result.rests_on))
     show(*_notes(deployments), *(f"faster     {faster.text}" for faster in _faster(result)))
 
 

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from kernelcast.energy.power import Energy
+from kernelcast.forecast.end_to_end import WholeSupport
 from kernelcast.results import Interval
 from kernelcast.schedule import Share
 
@@ -27,6 +28,13 @@ def attributes(of: Any, *names: str, **paths: str) -> dict[str, Any]:
     """Fields that go by the names of attributes; ``paths``: by other names, as in ``model="deployment.model.name"``."""
     paths = {name: name for name in names} | paths
     return {name: attrgetter(path)(of) for name, path in paths.items()}
+
+
+def support_fields(supports: WholeSupport | None) -> dict[str, Any]:
+    """The level of a whole answer, and of each aspect of it."""
+    if supports is None:
+        return {"support": None, "support_by": None}
+    return {"support": supports.level, "support_by": supports.to_dict()}
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.app.report.json import attributes
+from kernelcast.app.report.json import attributes, support_fields
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
     digits,
@@ -15,13 +15,12 @@ from kernelcast.app.report.text import (
     parallel_sizes,
     percent,
     show,
-    support_text,
+    support_lines,
     time_text,
     times_table,
     title,
 )
 from kernelcast.files import complete, quoted
-from kernelcast.results import SUPPORT, support_of
 from kernelcast.schedule import Event, Lane, Timeline
 from kernelcast.serving.service import EnginePool, Service
 from kernelcast.serving.simulate import Simulation
@@ -53,7 +52,7 @@ def fields(simulation: Simulation) -> dict[str, Any]:
         "waited_for": simulation.step_log.blocked_s,
         "binding": simulation.binding,
         "verdict": verdict(simulation),
-        "support": _support(simulation),
+        **support_fields(simulation.supports),
         "evidence": simulation.rests_on.to_dict() if simulation.rests_on else None,
         "predictor": simulation.predictor,
     }
@@ -76,11 +75,6 @@ def pool_fields(pool: EnginePool) -> dict[str, Any]:
                                "chunked_prefill", "prefix_caching", "async_scheduling", "capacity", "policy"),
         "kv_cache_tokens": settings.kv_tokens,
     }  # fmt: skip
-
-
-def _support(simulation: Simulation) -> str:
-    levels = simulation.rests_on.support if simulation.rests_on else {}
-    return support_of((share, level) for level, share in levels.items())
 
 
 def verdict(simulation: Simulation) -> str:
@@ -115,9 +109,8 @@ def print_simulation(simulation: Simulation) -> None:
         show(line)
     if simulation.load.stages is not None:
         _print_stages(simulation)
-    support = _support(simulation)
-    show(support_text(support, simulation.predictor) if support in SUPPORT else "", *(
-        evidence_lines(simulation.rests_on) if simulation.rests_on else []))  # fmt: skip
+    if simulation.supports and simulation.rests_on:
+        show(*support_lines(simulation.supports, simulation.predictor), *evidence_lines(simulation.rests_on))
 
 
 def head(service: Service) -> Any:

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kernelcast.forecast.end_to_end import RUN_SUPPORT, WholeSupport
 from kernelcast.results import SUPPORT, Interval
 from kernelcast.schedule import EvidenceSummary, Share
 
@@ -106,6 +107,13 @@ def parallel_sizes(layout: Any, gap: str = " ") -> list[str]:
 def time_rows(rows: Iterable[tuple[str, Interval, str]]) -> list[tuple[str, str, str, str]]:
     """Rows of a ``times_table`` from names, intervals and notes."""
     return [(name, time_text(time.value), interval_text(time.low, time.high), note) for name, time, note in rows]
+
+
+def support_lines(supports: WholeSupport, predictor: str) -> list[str]:
+    """The evidence of a whole answer: the level that decides, and of each aspect."""
+    decides = SUPPORT[supports.kernels] if supports.level == supports.kernels else RUN_SUPPORT[supports.run]
+    aspects = ", ".join(f"{name} {level}" for name, level in supports.to_dict().items())
+    return [f"support    {supports.level} ({decides}), {predictor}", f"           {aspects}"]
 
 
 def support_text(level: str, predictor: str) -> str:

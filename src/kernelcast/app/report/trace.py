@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kernelcast.app.report.json import attributes, breakdown_fields, run_energy_fields
+from kernelcast.app.report.json import attributes, breakdown_fields, run_energy_fields, support_fields
 from kernelcast.app.report.text import (
     binary_bytes_text,
     breakdown_table,
@@ -18,7 +18,7 @@ from kernelcast.app.report.text import (
     plain_table,
     show,
     sizes_text,
-    support_text,
+    support_lines,
     time_text,
     times_table,
     title,
@@ -35,13 +35,14 @@ def fields(step: Step | ScaledStep) -> dict[str, Any]:
     """The contract's keys: times, what binds, memory, breakdown."""
     values = _scaled_fields(step) if isinstance(step, ScaledStep) else _one_gpu_fields(step)
     return values | {
-        **attributes(step, "mfu", "flops", "support", "predictor", model="trace.name", gpu="gpu.label",
+        **attributes(step, "mfu", "flops", "predictor", model="trace.name", gpu="gpu.label",
                      memory_bytes="memory.used_bytes"),
         **({"built": step.trace.built} if step.trace.built else {}),
         "time_s": float(step.time_s),
         "time_s_low": float(step.low_s),
         "time_s_high": float(step.high_s),
         "breakdown": breakdown_fields(step.shares),
+        **support_fields(step.supports),
         "evidence": step.rests_on.to_dict(),
     }  # fmt: skip
 
@@ -52,7 +53,7 @@ def print_step(step: Step | ScaledStep) -> None:
         _print_scaled(step)
     else:
         _print_one_gpu(step)
-    show(support_text(step.support, step.predictor), *evidence_lines(step.rests_on))
+    show(*support_lines(step.supports, step.predictor), *evidence_lines(step.rests_on))
 
 
 def _one_gpu_fields(step: Step) -> dict[str, Any]:

@@ -3,7 +3,6 @@ servers' benchmarks; and tables of calls."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from kernelcast.collect.calibrate.runs import PHASES, STEP_TIMES
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.files import ENDINGS, open_table
+from kernelcast.files import ENDINGS, open_table, read_text
 from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.inference.workload import Speculation, Workload
@@ -90,10 +89,9 @@ def read_input(path: Path) -> CalibrationInput:
 
 def _content(path: Path) -> Any:
     """The JSON of a file, plain or gzipped, or of its lines."""
-    raw = path.read_bytes()
     try:
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError):
+        text = read_text(path)
+    except UnicodeDecodeError:
         raise KernelcastError(f"{path} is not text: runs are JSON, calls are CSV, Parquet or JSON lines") from None
     try:
         return json.loads(text)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelcast import models
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.end_to_end import worse
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import read_prices
 from kernelcast.inference.forward import Deployment
@@ -164,7 +165,8 @@ class ServingForecast(Renamed):
 
     @property
     def support(self) -> str:
-        return support_of((time_s, share.support) for share, time_s in self.shares)
+        kernels = support_of((time_s, share.support) for share, time_s in self.shares)
+        return worse(kernels, *(forecast.supports.run for forecast, _ in self.parts))
 
     @property
     def bound_by(self) -> dict[str, float]:

@@ -21,25 +21,25 @@ _NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 def commands(candidate: ServiceCandidate, hub_name: str) -> list[str]:
     """Lines to run, and comments that say where and how often."""
     deployment = candidate.engine.deployment
-    command = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[deployment.stack.id]
+    command = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[deployment.stack.engine]
     lines = _notes(deployment)
     if candidate.prefill is None or candidate.prefill_limits is None:
         lines += _count(candidate.replicas, deployment, "")
         lines += command(deployment, candidate.limits, hub_name, "")
-        return lines + (_router(deployment.stack.id, candidate) if candidate.replicas > 1 else [])
+        return lines + (_router(deployment.stack.engine, candidate) if candidate.replicas > 1 else [])
     prefill = candidate.prefill.deployment
     lines += _count(candidate.prefill_replicas, prefill, "prefill ")
     lines += command(prefill, candidate.prefill_limits, hub_name, "prefill")
     lines += _count(candidate.replicas, deployment, "decode ")
     lines += command(deployment, candidate.limits, hub_name, "decode")
-    return lines + _router(deployment.stack.id, candidate)
+    return lines + _router(deployment.stack.engine, candidate)
 
 
 def _notes(deployment: Deployment) -> list[str]:
     weights = deployment.precision.weights
     if deployment.model.quantization is not None or weights in ("bf16", "fp16", "fp32", "tf32"):
         return []
-    if deployment.stack.id != "trtllm" and weights in _QUANTIZED_ONLINE:
+    if deployment.stack.engine != "trtllm" and weights in _QUANTIZED_ONLINE:
         return ["# fp8 is made of the 16-bit checkpoint at start; check that its answers are good enough"]
     return [f"# name a checkpoint in {weights} in place of this one, and check that its answers are good enough"]
 
@@ -61,7 +61,7 @@ def _line(*arguments: object, flags: Mapping[str, object]) -> str:
 def _formats(deployment: Deployment) -> dict[str, object]:
     precision = deployment.precision
     online = deployment.model.quantization is None and precision.weights in _QUANTIZED_ONLINE
-    cache = "fp8" if deployment.stack.id == "vllm" else "fp8_e4m3"
+    cache = "fp8" if deployment.stack.engine == "vllm" else "fp8_e4m3"
     return {
         "--quantization": precision.weights if online else None,
         "--dtype": None if online else {"fp16": "float16", "fp32": "float32"}.get(precision.weights),

@@ -1,0 +1,122 @@
+"""The accuracy page: how far forecasts are off, for a reader with a GPU and a model in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelcast.app.questions.evidence import evidence as kernel_evidence
+from kernelcast.app.report.text import digits
+from kernelcast.files import complete
+from kernelcast.forecast.end_to_end import EndToEnd
+from kernelcast_lab.evaluate.report import markdown
+
+# What each source is, and where it is from
+TITLES = {
+    "aiter_gemm": "AMD's tuned GEMMs (aiter), against the ceiling",
+    "aiter_moe": "AMD's tuned fused MoE (aiter), against the ceiling",
+    "static_batches": "one static batch: vLLM and TensorRT-LLM of 2024 (LLM-Inference-Bench)",
+    "trtllm_offline": "TensorRT-LLM's own throughput tables",
+    "served": "served benchmarks of others (GPUStack's performance lab)",
+    "training_llm": "training at scale (Megatron-Bridge, NeMo, llm-foundry)",
+    "mlperf_training": "MLPerf Training v5.0",
+    "simumax": "Megatron-LM on 8 B200 (SimuMax)",
+    "timm": "vision models in PyTorch (timm)",
+    "kernelbench": "PyTorch ops (KernelBench)",
+    "pipeweave": "one static batch: SGLang and vLLM (PipeWeave)",
+    "serving_points": "closed loops of requests: vLLM, SGLang, TensorRT-LLM (AIConfigurator, InferenceX)",
+    "vllm_h100": "vLLM on H100 under load (inference-sim)",
+    "vllm_h200": "live vLLM on an H200, measured for this project",
+    "llmservingsim": "vLLM on an RTX PRO 6000 under load (LLMServingSim)",
+}
+_SHORT = ("source", "quantity", "results", "mean error", "median", "bias", "inside the 80% interval")
+
+
+def write_page(evidence: EndToEnd, path: Path) -> Path:
+    """``evidence``: with the errors that `kernelcast evaluate public --fit` wrote."""
+    with complete(path) as part:
+        part.write_text(page(evidence), encoding="utf-8")
+    return path
+
+
+def page(evidence: EndToEnd) -> str:
+    errors, about = evidence.errors, evidence.about
+    made = f"{about.get('made', 'never')} with kernelcast {about.get('version', '')}: `{about.get('command', '')}`"
+    parts = [
+        "# How accurate is it?",
+        "Errors are in percent of what was measured; a bias above 0 means forecast too slow (of a throughput: too"
+        " high). No fit has seen these results. The spread of whole answers is set on half of each source; the share"
+        f" inside the 80% interval is that of the other half. Made on {made}. [How a published row becomes a"
+        " question](published.md) is fixed for each source; [kernels alone](accuracy-kernels.md) are scored on measured"
+        " tables.",
+        "## Published results and live runs",
+        summary(evidence),
+        "## By GPU",
+        "Which GPU do you have in mind? A line is a source and what it measured.",
+        _groups(errors.get("by_gpu", ()), "gpu"),
+        "## By model",
+        _groups(errors.get("by_model", ()), "model", fewest=3),
+        "## By engine",
+        _groups(errors.get("by_stack", ()), "stack"),
+        "## By level of support",
+        "What `support` says of an answer, and how far such answers are off.",
+        _groups(errors.get("by_support", ()), "support"),
+        "## The worst",
+        "The rows that are furthest off, and the part with most of the forecast time.",
+        _worst(errors.get("worst", ())),
+        "## What could not be asked",
+        _not_asked(errors.get("not_asked", ())),
+        "## Kernels, by op and GPU",
+        "Held-out error of the weights that ship, in percent (`kernelcast evidence`).",
+        _kernels(),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def summary(evidence: EndToEnd) -> str:
+    """The table that README shows too."""
+    lines = evidence.errors.get("sources", ())
+    return markdown(_SHORT, ([TITLES.get(line["source"], line["source"]), *_cells(line)] for line in lines))
+
+
+def _cells(line: Mapping[str, Any]) -> list[str]:
+    quantity = line["of"].removesuffix("_s").removesuffix("_us").removesuffix("_ms").replace("_", " ")
+    inside = "–" if line["coverage"] is None else f"{line['coverage']:.0%} of {line['held_out']}"
+    size = [digits(line[name], 3) + "%" for name in ("mean", "median")]
+    return [quantity, f"{line['rows']:,}", *size, f"{line['bias']:+.0f}%", inside]
+
+
+def _groups(lines: Iterable[Mapping[str, Any]], by: str, fewest: int = 1) -> str:
+    rows = sorted((line for line in lines if line["rows"] >= fewest), key=lambda line: (line[by], line["source"]))
+    return markdown([by, *_SHORT], ([line[by], line["source"], *_cells(line)] for line in rows))
+
+
+def _worst(lines: Iterable[Mapping[str, Any]]) -> str:
+    rows = ([x["source"], x["gpu"], x["model"], x["stack"], x["quantity"], f"{x['error']:+.0f}%", x["support"],
+             x["longest_part"] or "–"] for x in lines)  # fmt: skip
+    return markdown(["source", "GPU", "model", "engine", "quantity", "error", "support", "longest part"], rows)
+
+
+def _not_asked(lines: Sequence[Mapping[str, Any]]) -> str:
+    rows = ([x["source"], f"{x['rows']:,} of {x['of']:,}", x["reason"].replace("|", "/")] for x in lines)
+    return markdown(["source", "rows", "why"], rows)
+
+
+_OPS = ("gemm", "attention", "mla", "moe", "all_reduce")
+
+
+def _kernels() -> str:
+    """Held-out error by GPU and op, weighted by calls."""
+    sums: dict[str, dict[str, list[float]]] = {}
+    for entry in kernel_evidence():
+        if entry.error is not None:
+            name = entry.op if entry.op in _OPS else "others"
+            known = sums.setdefault(entry.gpu, {}).setdefault(name, [0.0, 0.0])
+            known[:] = known[0] + 100 * entry.error * entry.calls, known[1] + entry.calls
+    rows = (
+        [gpu, f"{sum(calls for _, calls in ops.values()):,.0f}",
+         *(f"{ops[name][0] / ops[name][1]:.1f}" if name in ops else "–" for name in (*_OPS, "others"))]
+        for gpu, ops in sorted(sums.items())
+    )  # fmt: skip
+    return markdown(["GPU", "calls", *_OPS, "other ops"], rows)
