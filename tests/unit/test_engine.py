@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelcast import models
+from kernelcast.app.report.simulate import advice
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
@@ -329,6 +330,23 @@ def test_more_than_an_engine_can_hold_is_an_answer() -> None:
     assert found.binding
     calm = run(Service(EnginePool(place())), asked(np.arange(200) / 2, 200 * [400], 200 * [50]))
     assert not calm.saturated
+
+
+def test_a_whole_prompt_as_long_as_a_step_waits_until_nothing_decodes() -> None:
+    """TensorRT-LLM without chunked prefill: 8,192 tokens and one that decodes exceed a step of 8,192. A step of 8,192 +
+    4 takes a prompt beside the 4 that may run, and chunks need no more than the 8,192."""
+    where, load = place("trtllm"), asked([0.0] * 6, [8192] * 6, [400] * 6)
+
+    def most(**given: object) -> tuple[int, str, str]:
+        pool = EnginePool(where, engine_settings(where, {"max_num_seqs": 4, **given}))
+        found = run(Service(pool), load)
+        return max(found.step_log.decoding), found.binding, advice(found)
+
+    alone, binding, said = most(max_num_batched_tokens=8192)
+    assert (alone, binding) == (1, "max_num_batched_tokens without chunked prefill")
+    assert "Set enable_chunked_prefill, or max_num_batched_tokens to 8,196" in said
+    assert most(max_num_batched_tokens=8196)[::2] == (4, "")
+    assert most(max_num_batched_tokens=8192, chunked_prefill=True)[::2] == (4, "")
 
 
 def test_intervals_hold_the_likely_value() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from kernelcast.app.report.text import (
 from kernelcast.files import complete, quoted
 from kernelcast.results import SUPPORT, support_of
 from kernelcast.schedule import Event, Lane, Timeline
+from kernelcast.serving.scheduler import UNCHUNKED
 from kernelcast.serving.service import EnginePool, Service
 from kernelcast.serving.simulate import Simulation
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between tokens",
               "e2el": "end to end"}  # fmt: skip
 _POINTS = 4000  # that a picture draws of a run
+_SELDOM = 0.01  # of a run: waiting for less is not worth a word
 
 
 def fields(simulation: Simulation) -> dict[str, Any]:
@@ -53,6 +56,7 @@ def fields(simulation: Simulation) -> dict[str, Any]:
         "waited_for": simulation.step_log.blocked_s,
         "binding": simulation.binding,
         "verdict": verdict(simulation),
+        "advice": advice(simulation),
         "support": _support(simulation),
         "evidence": simulation.rests_on.to_dict() if simulation.rests_on else None,
         "predictor": simulation.predictor,
@@ -95,11 +99,30 @@ def verdict(simulation: Simulation) -> str:
         rate = digits(float(simulation.metrics["request_throughput"]), 3)
         what = f": {simulation.binding} binds" if simulation.binding else ""
         return f"cannot hold this load: at most {rate} requests/s{what}"
-    waits = simulation.step_log.blocked_s.get(simulation.binding, 0.0)
-    if simulation.binding and waits > 0.01 * simulation.metrics["duration"]:
-        share = percent(waits / simulation.metrics["duration"])
-        return f"holds the load; requests waited for {simulation.binding} {share} of it"
+    waited = _waited(simulation, simulation.binding)
+    if waited > _SELDOM:
+        return f"holds the load; requests waited for {simulation.binding} {percent(waited)} of it"
     return f"holds the load; engines run {percent(simulation.busy)} of the time"
+
+
+def _waited(simulation: Simulation, limit: str) -> float:
+    """The share of the run that requests waited for a limit."""
+    return float(simulation.step_log.blocked_s.get(limit, 0.0) / simulation.metrics.get("duration", math.inf))
+
+
+def advice(simulation: Simulation) -> str:
+    """The setting to change where prompts that are prefilled whole wait until others have ended; else empty."""
+    if _waited(simulation, UNCHUNKED) <= _SELDOM:
+        return ""
+    log = simulation.step_log
+    decoding = np.average(log.decoding, weights=np.array(log.end_s) - np.array(log.start_s))
+    settings = (simulation.service.prefill or simulation.service.pool).settings
+    longest = int(simulation.load.inputs.max())
+    return (
+        f"{digits(float(decoding), 2)} requests decoded at a time: a prompt is prefilled whole, and those that decode "
+        f"leave too little of max_num_batched_tokens {settings.max_num_batched_tokens:,}. Set enable_chunked_prefill, "
+        f"or max_num_batched_tokens to {longest + settings.max_num_seqs:,} (the longest prompt and max_num_seqs)"
+    )
 
 
 def print_simulation(simulation: Simulation) -> None:
@@ -109,7 +132,8 @@ def print_simulation(simulation: Simulation) -> None:
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
     loop = f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
     lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
-    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", verdict(simulation), "")
+    said = filter(None, (verdict(simulation), advice(simulation)))
+    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", *said, "")
     show(times_table(_rows(simulation)), "")
     for line in _throughput(simulation):
         show(line)
