@@ -198,8 +198,9 @@ class StepTimes:
         linear interpolation."""
         key = sequences, variant
         if key not in self._lines:
-            graph = self.deployment.stack.graphs
-            tokens = self._tokens_of(sequences * (1 + self.drafted), graph=graph, decoded=True)
+            verified = sequences * (1 + self.drafted)
+            graph = bool(self.deployment.stack.replays(verified, sequences, decodes=True))
+            tokens = self._tokens_of(verified, graph=graph, decoded=True)
             rows = self._head(sequences)
             steps = []
             for context in self._contexts:
@@ -234,7 +235,7 @@ class StepTimes:
             decode = self._decode_attention(sequences, context)
             attention = [(a + b) * ratio for a, b in zip(attention, decode, strict=True)]
         head = self._head(rows) if rows else (0.0, 0.0, 0.0)
-        graph = self.deployment.stack.replays(tokens, decodes=False)
+        graph = bool(self.deployment.stack.replays(tokens, sequences, decodes=False))
         parts = (self._tokens_of(tokens, graph=graph), head, attention)
         together = self._summed(parts, variant, graph)
         if self.draft:

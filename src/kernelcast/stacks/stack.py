@@ -41,7 +41,7 @@ class Stack(Library):
     fused_residual: bool  # the residual is added inside the norm
     fused_activation: bool  # activation times the other half in one kernel
     fused_quantisation: bool  # activations leave norms and activation functions in the format of the next product
-    graphs: bool  # decode steps replay a CUDA graph
+    graphs: bool  # decode steps of captured sizes replay a CUDA graph
     mixed_steps: bool  # chunked prefill: prompts are prefilled in the steps in which others decode; else before them
     head_rows: str  # rows of the head in a prefill: "last" of each sequence, or "all"
     step_s: float  # host time of a decode step that the GPU waits for: scheduling, inputs, sampled tokens
@@ -61,20 +61,22 @@ class Stack(Library):
     decode_factor: float = 1.0  # the same of a decode step
     spread: float = 0.0  # relative error of steps of a measured server, either way; 0: the forecast's interval
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
-    graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
+    graph_sizes: tuple[tuple[int, int, int], ...] = ()  # sizes of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     scheduler: tuple[
         tuple[str, Any], ...
     ] = ()  # its defaults, see serving.service.EngineSettings; none: it serves no queue
     unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
 
-    def replays(self, tokens: Any, *, decodes: Any) -> Any:
-        """Whether a step of so many tokens replays a graph; numbers or arrays."""
-        return self.graphs & (decodes | (self.graph_prompts & (tokens <= self.graph_tokens)))
+    def replays(self, tokens: Any, sequences: Any, *, decodes: Any) -> Any:
+        """Whether a step replays a graph; numbers or arrays. vLLM captures steps by their tokens, engines that capture
+        decode steps alone by their sequences: draft tokens do not count there."""
+        size = tokens if self.graph_prompts else sequences
+        return self.graphs & (size <= self.graph_tokens) & (decodes | self.graph_prompts)
 
     @property
     def graph_tokens(self) -> int:
-        """Tokens of the largest step that replays a graph."""
+        """The largest captured size; larger steps are launched kernel by kernel."""
         return max((last for _, last, _ in self.graph_sizes), default=0)
 
     def with_host(self, factor: float) -> Stack:
