@@ -14,7 +14,7 @@ from kernelcast.files import complete
 from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import scheduler_defaults
 from kernelcast.inference.forward import Deployment
-from kernelcast.inference.memory import cache_bytes, memory
+from kernelcast.inference.memory import cache_bytes, memory, weight_bytes
 from kernelcast.inference.workload import Speculation
 from kernelcast.stacks import Stack
 
@@ -58,14 +58,16 @@ class EngineSettings:
         return self.kv_blocks * self.block_size
 
 
-def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> EngineSettings:
+def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096,
+                    draft: Deployment | None = None) -> EngineSettings:  # fmt: skip
     """The stack's defaults on this GPU, overridden by ``given`` (None: not given). ``context``: of a typical request,
-    which sets the cache bytes per token where layers have a window or a state."""
+    which sets the cache bytes per token where layers have a window or a state. ``draft``: a draft model in the same
+    memory."""
     overrides = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu)
     settings = EngineSettings(**{**usual, **overrides})
     if not settings.kv_blocks:
-        settings = replace(settings, kv_blocks=kv_blocks(deployment, settings, context))
+        settings = replace(settings, kv_blocks=kv_blocks(deployment, settings, context, draft))
     if settings.max_num_batched_tokens < settings.max_num_seqs and "max_num_batched_tokens" in overrides:
         if "max_num_seqs" in overrides:
             raise KernelcastError(
@@ -87,23 +89,24 @@ def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
     return raw
 
 
-def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int) -> int:
-    """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills."""
-    tokens = max(settings.max_num_batched_tokens, 1)
+def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, draft: Deployment | None = None) -> int:
+    """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills. A draft
+    model has its weights there, and its own KV cache of every token."""
+    tokens, models = max(settings.max_num_batched_tokens, 1), [deployment, *([draft] if draft else [])]
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
-    room = held.available_bytes - held.used_bytes
-    if share := deployment.stack.cache_share:
-        room = share * (deployment.gpu.dram_bytes - held.used_bytes)
+    weights = sum(weight_bytes(each) for each in models)
+    stack, gpu = deployment.stack, deployment.gpu
+    room = stack.cache_room_bytes(float(gpu.dram_bytes), weights, held["activation"])
     # Of a rank: ``cache_bytes`` is the mean over ranks.
-    each = cache_bytes(deployment, context) * deployment.layout.dp / context
+    each = sum(cache_bytes(model, context) for model in models) * deployment.layout.dp / context
     if room <= 0:
         gib = 2**30
         raise KernelcastError(
-            f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV "
-            f"cache: weights take {held['weights'] / gib:.1f} GiB, steps of {tokens:,} tokens "
-            f"{held['activation'] / gib:.1f}, {deployment.stack.name} itself {held['stack'] / gib:.1f} of the "
-            f"{held.available_bytes / gib:.1f} a GPU that it fills; give more GPUs (`tp`), a smaller "
-            f"format, or a smaller `max_num_batched_tokens`"
+            f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
+            f"cache: weights take {weights / gib:.1f} GiB, steps of {tokens:,} tokens "
+            f"{held['activation'] / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
+            f"{gpu.dram_bytes / gib:.1f} of a GPU, of which it fills a share of {stack.memory_share:g}; give more GPUs "
+            f"(`tp`), a smaller format, or a smaller `max_num_batched_tokens`"
         )
     if not each:
         return 1 << 40

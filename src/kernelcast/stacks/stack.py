@@ -53,7 +53,8 @@ class Stack(Library):
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
-    cache_share: float = 0.0  # of the free memory, that its KV cache takes; 0: up to used_share
+    cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
+    static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
@@ -86,6 +87,31 @@ class Stack(Library):
         times = ("step_s", "prefill_s", "launch_s", "gap_s", "sequence_s")
         changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
         return replace(self, **changed, eager_ops=tuple((op, factor * time_s) for op, time_s in self.eager_ops))
+
+    @property
+    def _share(self) -> str:
+        return next((name for name in ("cache_share", "static_share") if getattr(self, name)), "used_share")
+
+    @property
+    def memory_share(self) -> float:
+        """What users set: vLLM's gpu_memory_utilization (``used_share``), SGLang's mem_fraction_static
+        (``static_share``), TensorRT-LLM's free_gpu_memory_fraction (``cache_share``)."""
+        share: float = getattr(self, self._share)
+        return share
+
+    def with_memory_share(self, share: float) -> Stack:
+        """The stack with this share, in the engine's own meaning."""
+        changed: dict[str, Any] = {self._share: share}
+        return replace(self, **changed)
+
+    def cache_room_bytes(self, memory_bytes: float, weight_bytes: float, activation_bytes: float) -> float:
+        """What the KV cache of a GPU may take."""
+        free_bytes = memory_bytes - self.reserved_bytes
+        if self.static_share:  # of what is free before weights are loaded
+            return self.static_share * free_bytes - weight_bytes
+        if self.cache_share:
+            return self.cache_share * (free_bytes - weight_bytes - activation_bytes)
+        return self.used_share * memory_bytes - self.reserved_bytes - weight_bytes - activation_bytes
 
     def launching_s(self, op: str) -> float:
         """Host time of an op where no graph runs."""

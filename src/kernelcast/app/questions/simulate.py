@@ -63,7 +63,15 @@ class EngineParameters(Question):
     ] = None
     block_size: Annotated[int | None, option("", "--page-size", help="tokens of a KV cache block")] = None
     gpu_memory_utilization: Annotated[
-        float | None, option("", "--mem-fraction-static", help="share of GPU memory that the engine uses")
+        float | None,
+        option(
+            "",
+            "--mem-fraction-static",
+            "--kv-cache-free-gpu-memory-fraction",
+            "--kv-cache-free-gpu-mem-fraction",
+            help="share of GPU memory for the engine (vLLM), weights and KV cache (SGLang), or of the free memory for "
+            "KV cache (TensorRT-LLM)",
+        ),
     ] = None
     enable_prefix_caching: Annotated[
         bool | None, option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse KV cache of prefixes")
@@ -127,8 +135,9 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
             prefill = self._pool(other, context, self.prefill_replicas)
         elif self.given("prefill_tp", "transfer_fabric"):
             raise KernelcastError("`prefill_tp` and `transfer_fabric` need `prefill_replicas`, such as 1")
-        pool = self._pool(deployment, context, self.replicas)
-        return Service(pool, prefill, self.router, self._speculation(deployment), self.transfer_fabric)
+        drafting = self._speculation(deployment)
+        pool = self._pool(deployment, context, self.replicas, drafting)
+        return Service(pool, prefill, self.router, drafting, self.transfer_fabric)
 
     def _deployment(self, model: str | Path | Architecture, tp: int) -> Deployment:
         from kernelcast.models.precision import Precision
@@ -151,10 +160,11 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
         if share is not None:
             if not 0 < share <= 1:
                 raise KernelcastError(f"`gpu_memory_utilization` must lie in (0, 1], not at {share:g}")
-            engine = replace(engine, used_share=share)
+            engine = engine.with_memory_share(share)
         return engine
 
-    def _pool(self, deployment: Deployment, context: int, replicas: int) -> EnginePool:
+    def _pool(self, deployment: Deployment, context: int, replicas: int, drafting: Speculation | None = None
+              ) -> EnginePool:  # fmt: skip
         from kernelcast.serving.service import EnginePool, engine_settings
 
         given: dict[str, Any] = {
@@ -165,7 +175,8 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
             "capacity": self.capacity_policy, "recv_interval": self.scheduler_recv_interval,
             "dp_wait": self.attention_dp_timeout_iters,
         }  # fmt: skip
-        return EnginePool(deployment, engine_settings(deployment, given, context), replicas)
+        draft = drafting.draft if drafting else None
+        return EnginePool(deployment, engine_settings(deployment, given, context, draft), replicas)
 
     def _speculation(self, deployment: Deployment) -> Speculation | None:
         from kernelcast.models.precision import Precision
