@@ -27,7 +27,7 @@ from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import RequestTimes
 from kernelcast.serving.service import EnginePool, EngineSettings, Service, engine_settings
 from kernelcast.serving.simulate import Cluster, Simulation, simulate
-from kernelcast.serving.step_times import StepTimeTables, padded, step_time_tables
+from kernelcast.serving.step_times import StepTimes, StepTimeTables, padded, step_time_tables
 from kernelcast.stacks import stack
 
 STACKS = ("vllm", "sglang", "trtllm")
@@ -244,6 +244,36 @@ def test_lines_between_predicted_passes_are_within_a_percent() -> None:
         both.append((times.mixed(count, count * context, tokens, 0.0, count + 1) - host) / exact - 1)
     assert np.mean(np.abs(both)) < 0.025
     assert np.quantile(np.abs(both), 0.9) < 0.05
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(
+    "prompts", [(2, 4000, 0), (8, 1000, 0), (64, 128, 0), (4, 2048, 4096)], ids=lambda p: f"{p[0]}x{p[1]}+{p[2]}"
+)
+def test_prompts_of_one_step_attend_to_themselves_alone(name: str, prompts: tuple[int, int, int]) -> None:
+    """8 prompts of 1,000 tokens have an eighth of the causal pairs of one of 8,000."""
+    where, (count, tokens, past) = place(name), prompts
+    own = engine_settings(where, {"chunked_prefill": True, "max_num_batched_tokens": 8192})
+    times = tables().of(EnginePool(where, own), asked([0.0], [8000], [2000]))
+    exact = exactly(where, Batch(count * (tokens,), count * (past,))).value
+    found = times.mixed(0, 0.0, count * tokens, float(past), count, prompts=float(count))
+    waits = max(0.0, times.host_gaps_s[1] - exact)
+    assert found - waits == pytest.approx(exact, rel=0.015)
+
+
+def test_a_step_of_unequal_prompts_counts_them_by_their_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 300 and 100 tokens attend to (300^2 + 100^2) / 2 pairs, as 400^2 / (300^2 + 100^2) = 1.6 equal ones
+    of 400 tokens in all do."""
+    seen = []
+    plain = StepTimes.mixed
+
+    def watched(self: StepTimes, *given: Any) -> float:
+        seen.append(given[-1])
+        return plain(self, *given)
+
+    monkeypatch.setattr(StepTimes, "mixed", watched)
+    run(Service(EnginePool(place())), asked([0.0, 0.0, 0.0], [2000, 300, 100], [1, 1, 1]))
+    assert seen == [1.0, pytest.approx(1.6)]
 
 
 def test_a_prefix_is_read_once() -> None:
