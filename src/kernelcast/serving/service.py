@@ -59,13 +59,17 @@ class EngineSettings:
 
 
 def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096,
-                    draft: Deployment | None = None) -> EngineSettings:  # fmt: skip
+                    draft: Deployment | None = None, offline_prompt: int = 0) -> EngineSettings:  # fmt: skip
     """The stack's defaults on this GPU, overridden by ``given`` (None: not given). ``context``: of a typical request,
     which sets the cache bytes per token where layers have a window or a state. ``draft``: a draft model in the same
-    memory."""
+    memory. ``offline_prompt``: tokens of the longest prompt of an offline run; 0: of a server."""
     overrides = {name: value for name, value in (given or {}).items() if value is not None}
-    usual = _defaults(deployment.stack, deployment.gpu)
+    usual = _defaults(deployment.stack, deployment.gpu, offline=offline_prompt > 0)
     settings = EngineSettings(**{**usual, **overrides})
+    if offline_prompt and not settings.chunked_prefill and "max_num_batched_tokens" not in overrides:
+        # as trtllm-bench sets max_num_tokens: the longest prompt fits beside all sequences that may decode
+        least = offline_prompt + settings.max_num_seqs
+        settings = replace(settings, max_num_batched_tokens=max(settings.max_num_batched_tokens, least))
     if not settings.kv_blocks:
         settings = replace(settings, kv_blocks=kv_blocks(deployment, settings, context, draft))
     if settings.max_num_batched_tokens < settings.max_num_seqs and "max_num_batched_tokens" in overrides:
@@ -78,8 +82,8 @@ def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None,
     return settings
 
 
-def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
-    raw = scheduler_defaults(stack, gpu)
+def _defaults(stack: Stack, gpu: Gpu, *, offline: bool = False) -> dict[str, Any]:
+    raw = scheduler_defaults(stack, gpu, offline)
     if not raw:
         raise KernelcastError(f"{stack.name} has no scheduler: requests under load are served by vllm, sglang, trtllm")
     raw.setdefault("max_prefill_tokens", raw["max_num_batched_tokens"])
@@ -190,17 +194,25 @@ class EnginePool:
 
 @dataclass(frozen=True)
 class Service:
-    """One pool of engines; or, disaggregated, a prefill pool and a decode pool."""
+    """One pool of engines; or, disaggregated, a prefill pool and a decode pool. ``offline``: used as a library, without
+    a server."""
 
     pool: EnginePool
     prefill: EnginePool | None = None  # disaggregated
     router: str = "round_robin"
     speculation: Speculation | None = None
     transfer: str | None = None  # the fabric of the KV transfer; None: see ``transfer_fabric``
+    offline: bool = False
 
     def __post_init__(self) -> None:
         if self.router not in ROUTERS:
             raise KernelcastError(f"a router is one of {', '.join(ROUTERS)}, not {self.router!r}")
+        if self.offline and self.prefill:
+            raise KernelcastError("an offline run has no server that sends KV caches: leave out `prefill_replicas`")
+        if self.offline:
+            deployment = self.pool.deployment
+            inside = replace(deployment, stack=deployment.stack.without_server())
+            object.__setattr__(self, "pool", replace(self.pool, deployment=inside))
 
     @property
     def gpus(self) -> int:

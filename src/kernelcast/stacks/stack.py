@@ -88,6 +88,11 @@ class Stack(Library):
         changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
         return replace(self, **changed, eager_ops=tuple((op, factor * time_s) for op, time_s in self.eager_ops))
 
+    def without_server(self) -> Stack:
+        """The engine in the process that uses it (``LLM.generate``), given token ids: no HTTP front end, no queues
+        between processes, and no token is detokenized or streamed before a request ends."""
+        return replace(self, request_s=0.0, front_s=0.0, token_s=0.0, sequence_s=0.0)
+
     @property
     def _share(self) -> str:
         return next((name for name in ("cache_share", "static_share") if getattr(self, name)), "used_share")

@@ -61,9 +61,24 @@ def fields(simulation: Simulation) -> dict[str, Any]:
         "evidence": simulation.rests_on.to_dict() if simulation.rests_on else None,
         "predictor": simulation.predictor,
     }
+    if service.offline:
+        record |= offline_fields(record, len(simulation.load))
     if simulation.load.stages is not None:
         record["stages"] = [simulation.stage(number) for number in range(int(simulation.load.stages.max()) + 1)]
     return record
+
+
+_OFFLINE = {"elapsed_time": "duration", "requests_per_second": "request_throughput",
+            "tokens_per_second": "total_token_throughput"}  # fmt: skip
+
+
+def offline_fields(record: dict[str, Any], count: int) -> dict[str, Any]:
+    """The keys of `vllm bench throughput`."""
+    ends = ("", "_low", "_high")
+    named = {f"{key}{end}": record[f"{name}{end}"] for key, name in _OFFLINE.items() for end in ends
+             if f"{name}{end}" in record}  # fmt: skip
+    tokens = record.get("total_input_tokens", 0) + record.get("total_output_tokens", 0)
+    return {"num_requests": count, "total_num_tokens": tokens, **named}
 
 
 def pool_fields(pool: EnginePool) -> dict[str, Any]:
@@ -100,9 +115,11 @@ def verdict(simulation: Simulation) -> str:
         what = f": {simulation.binding} binds" if simulation.binding else ""
         return f"cannot hold this load: at most {rate} requests/s{what}"
     waited = _waited(simulation, simulation.binding)
+    offline = f"all done in {time_text(simulation.metrics['duration'])}"
+    result = offline if simulation.service.offline else "holds the load"
     if waited > _SELDOM:
-        return f"holds the load; requests waited for {simulation.binding} {percent(waited)} of it"
-    return f"holds the load; engines run {percent(simulation.busy)} of the time"
+        return f"{result}; requests waited for {simulation.binding} {percent(waited)} of it"
+    return f"{result}; engines run {percent(simulation.busy)} of the time"
 
 
 def _waited(simulation: Simulation, limit: str) -> float:
@@ -129,8 +146,15 @@ def print_simulation(simulation: Simulation) -> None:
     """The verdict and latencies first, then throughput and the bottleneck, then the evidence."""
     show(head(simulation.service))
     load, served = simulation.load, simulation.request_times
-    rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
-    loop = f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
+    rate = (
+        "offline, all at once"
+        if simulation.service.offline
+        else "all at once"
+        if not np.isfinite(load.request_rate)
+        else f"{digits(load.request_rate, 3)} requests/s"
+    )
+    loop = ", offline" if simulation.service.offline else ""
+    loop += f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
     lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
     said = filter(None, (verdict(simulation), advice(simulation)))
     show(f"{len(load):,} requests, {rate}{loop}; {lengths}", *said, "")
@@ -159,7 +183,8 @@ def head(service: Service) -> Any:
 
 def _rows(simulation: Simulation) -> list[tuple[str, str, str, str]]:
     rows = []
-    for name, label in _LATENCIES.items():
+    streamed = not simulation.service.offline  # else a user sees nothing before a request ends
+    for name, label in _LATENCIES.items() if streamed else [("e2el", _LATENCIES["e2el"])]:
         for ending in ("mean", "p50", "p90", "p99"):
             key = f"{ending}_{name}_ms"
             if key not in simulation.metrics:
