@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelcast import models
+from kernelcast.app.report.simulate import advice
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
@@ -26,7 +27,7 @@ from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import RequestTimes
 from kernelcast.serving.service import EnginePool, EngineSettings, Service, engine_settings
 from kernelcast.serving.simulate import Cluster, Simulation, simulate
-from kernelcast.serving.step_times import StepTimeTables, padded, step_time_tables
+from kernelcast.serving.step_times import StepTimes, StepTimeTables, padded, step_time_tables
 from kernelcast.stacks import stack
 
 STACKS = ("vllm", "sglang", "trtllm")
@@ -245,6 +246,36 @@ def test_lines_between_predicted_passes_are_within_a_percent() -> None:
     assert np.quantile(np.abs(both), 0.9) < 0.05
 
 
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(
+    "prompts", [(2, 4000, 0), (8, 1000, 0), (64, 128, 0), (4, 2048, 4096)], ids=lambda p: f"{p[0]}x{p[1]}+{p[2]}"
+)
+def test_prompts_of_one_step_attend_to_themselves_alone(name: str, prompts: tuple[int, int, int]) -> None:
+    """8 prompts of 1,000 tokens have an eighth of the causal pairs of one of 8,000."""
+    where, (count, tokens, past) = place(name), prompts
+    own = engine_settings(where, {"chunked_prefill": True, "max_num_batched_tokens": 8192})
+    times = tables().of(EnginePool(where, own), asked([0.0], [8000], [2000]))
+    exact = exactly(where, Batch(count * (tokens,), count * (past,))).value
+    found = times.mixed(0, 0.0, count * tokens, float(past), count, prompts=float(count))
+    waits = max(0.0, times.host_gaps_s[1] - exact)
+    assert found - waits == pytest.approx(exact, rel=0.015)
+
+
+def test_a_step_of_unequal_prompts_counts_them_by_their_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 300 and 100 tokens attend to (300^2 + 100^2) / 2 pairs, as 400^2 / (300^2 + 100^2) = 1.6 equal ones
+    of 400 tokens in all do."""
+    seen = []
+    plain = StepTimes.mixed
+
+    def watched(self: StepTimes, *given: Any) -> float:
+        seen.append(given[-1])
+        return plain(self, *given)
+
+    monkeypatch.setattr(StepTimes, "mixed", watched)
+    run(Service(EnginePool(place())), asked([0.0, 0.0, 0.0], [2000, 300, 100], [1, 1, 1]))
+    assert seen == [1.0, pytest.approx(1.6)]
+
+
 def test_a_prefix_is_read_once() -> None:
     """100 prompts of one system prompt of 1,000 tokens and 24 of their own: all but the first read 24 and what does not
     fill a block (1,000 = 62 blocks of 16 and 8 tokens)."""
@@ -329,6 +360,23 @@ def test_more_than_an_engine_can_hold_is_an_answer() -> None:
     assert found.binding
     calm = run(Service(EnginePool(place())), asked(np.arange(200) / 2, 200 * [400], 200 * [50]))
     assert not calm.saturated
+
+
+def test_a_whole_prompt_as_long_as_a_step_waits_until_nothing_decodes() -> None:
+    """TensorRT-LLM without chunked prefill: 8,192 tokens and one that decodes exceed a step of 8,192. A step of 8,192 +
+    4 takes a prompt beside the 4 that may run, and chunks need no more than the 8,192."""
+    where, load = place("trtllm"), asked([0.0] * 6, [8192] * 6, [400] * 6)
+
+    def most(**given: object) -> tuple[int, str, str]:
+        pool = EnginePool(where, engine_settings(where, {"max_num_seqs": 4, **given}))
+        found = run(Service(pool), load)
+        return max(found.step_log.decoding), found.binding, advice(found)
+
+    alone, binding, said = most(max_num_batched_tokens=8192)
+    assert (alone, binding) == (1, "max_num_batched_tokens without chunked prefill")
+    assert "Set enable_chunked_prefill, or max_num_batched_tokens to 8,196" in said
+    assert most(max_num_batched_tokens=8196)[::2] == (4, "")
+    assert most(max_num_batched_tokens=8192, chunked_prefill=True)[::2] == (4, "")
 
 
 def test_intervals_hold_the_likely_value() -> None:

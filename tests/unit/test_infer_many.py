@@ -121,7 +121,7 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
         below, above = (math.hypot(end, share * span.value) for end, share in zip(ends, PASS_SPREAD, strict=True))
         slower = throttled_s if lasting else held_s
         slower_s = rounds * sum(float(x.count * slower(x.call, times[x.call].interval.value, times)) for x in launches)
-        if engine.replays(mine.tokens, decodes=phase == "decode"):
+        if engine.replays(mine.tokens, mine.sequences, decodes=phase == "decode"):
             host_s = sum(launch.count for launch in launches) * engine.gap_s
         else:
             launching_s = sum(launch.count * engine.launching_s(launch.op) for launch in launches)

@@ -19,6 +19,7 @@ from kernelcast.inference.infer import infer, infer_many
 from kernelcast.inference.memory import read_weight_bytes, weight_bytes
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.models.layers import LayerRun
+from kernelcast.stacks import stack
 
 # ---- parts and totals ----
 
@@ -86,6 +87,24 @@ def test_a_graph_has_gaps_and_no_launches() -> None:
     assert times(gaps)["decode", "host"] == pytest.approx(kernels * 1e-6)
     launches = infer(deployed(engine=replace(quiet(), graphs=False, gap_s=1.0, launch_s=1e-3)), workload)
     assert launches.decode.value == pytest.approx(kernels * 1e-3)  # 1 ms a kernel is longer than any of them
+
+
+def test_a_decode_step_beyond_the_largest_captured_size_is_launched_kernel_by_kernel() -> None:
+    # vLLM captures up to 512 tokens: 512 sequences are a graph, 513 are not; one launch of 10 ms is longer than a step
+    engine = replace(quiet(), graphs=True, gap_s=1e-6, launch_s=1e-2)
+    for batch, each_s in ((512, 1e-6), (513, 1e-2)):
+        kernels = sum(call.count for call in forward(deployed(), Batch(batch * (1,), batch * (10,))))
+        found = infer(deployed(engine=engine), Workload.equal(batch, 10, 2))
+        kernels_s = found.decode.value - times(found)["decode", "host"]
+        waits_s = kernels * each_s - (kernels_s if batch > 512 else 0.0)
+        assert times(found)["decode", "host"] == pytest.approx(waits_s)
+
+
+def test_captured_sizes_are_tokens_of_vllm_and_sequences_of_engines_that_capture_decodes_alone() -> None:
+    # 200 sequences that verify 3 draft tokens each are 800 tokens
+    assert [stack(name).replays(800, 200, decodes=True) for name in ("vllm", "sglang", "trtllm")] == [False, True, True]
+    assert [stack(name).replays(2100, 2100, decodes=True) for name in ("vllm", "sglang", "trtllm")] == 3 * [False]
+    assert [stack(name).replays(500, 1, decodes=False) for name in ("vllm", "sglang", "trtllm")] == [True, False, False]
 
 
 def test_one_way_of_no_cut_is_like_another() -> None:

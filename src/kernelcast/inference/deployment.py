@@ -184,14 +184,15 @@ def _check_mixer(mixer: Mixer, tp: int, name: str) -> None:
 _LARGE_BYTES = 70 * 2**30  # GPUs of so much memory, on which engines take larger steps by default
 
 
-def scheduler_defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
-    """A stack's default limits on this GPU; empty: it has no scheduler."""
+def scheduler_defaults(stack: Stack, gpu: Gpu, offline: bool = False) -> dict[str, Any]:
+    """A stack's default limits on this GPU, of a server or ``offline``; empty: it has no scheduler."""
     raw = dict(stack.scheduler)
     large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.known_as.startswith("a100")
-    for name in [name for name in raw if name.endswith("_large")]:
-        value = raw.pop(name)
-        if large:
-            raw[name.removesuffix("_large")] = value
+    for ending, holds in (("_large", large), ("_offline", offline)):
+        for name in [name for name in raw if name.endswith(ending)]:
+            value = raw.pop(name)
+            if holds:
+                raw[name.removesuffix(ending)] = value
     return raw
 
 

@@ -234,7 +234,8 @@ class PassTime:
     def timeline(self) -> Timeline:
         """Layer by layer; it ends when the pass does."""
         stack, at_s, gaps_s, events = self.passes.stack, 0.0, 0.0, []
-        gap_s = stack.gap_s if stack.graphs and self.phase == "decode" else 0.0
+        replays = stack.replays(self.batch.tokens, self.batch.sequences, decodes=self.phase == "decode")
+        gap_s = stack.gap_s if replays else 0.0
         known = {(launch.part, launch.call, launch.overlaps): kernel
                  for launch, kernel in zip(self.launches, self.kernels, strict=False)}  # fmt: skip
         for launch in forward(self.deployment, self.batch, in_order=True):
@@ -301,7 +302,7 @@ class PassTimes(PassKernels):
     def _host_s(self, kernels_s: Array) -> Array:
         """The time that the GPU waits: launches slower than the kernels, gaps of a graph, the engine's host work."""
         stack, (launches, launching_s) = self.stack, self.launched(self.stack)
-        graph = stack.replays(self.batches.tokens, decodes=self.decodes)
+        graph = stack.replays(self.batches.tokens, self.batches.sequences, decodes=self.decodes)
         waits = np.where(graph, launches * stack.gap_s, np.maximum(0.0, launching_s - kernels_s))
         if self.label:
             return waits

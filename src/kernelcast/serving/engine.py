@@ -150,11 +150,13 @@ class Engine:
             if not step.chunks:
                 longest = max(longest, self.times.decode(decoding, context, self.variant) + self._host(decoding))
                 continue
-            tokens = pairs = rows = 0
+            tokens = pairs = own = rows = 0
             for request, part in step.chunks:
                 past = request.context - request.remaining
                 tokens, pairs, rows = tokens + part, pairs + part * past, rows + (request.remaining == part)
-            mixed_s = self.times.mixed(decoding, context, tokens, pairs / tokens, rows + decoding, self.variant)
+                own += part * part
+            mixed_s = self.times.mixed(decoding, context, tokens, pairs / tokens, rows + decoding, self.variant,
+                                       tokens * tokens / own)  # fmt: skip
             longest = max(longest, mixed_s + self._host(decoding, len(step.chunks)))
         return longest
 

@@ -47,6 +47,8 @@ _CLIPPED = 4096  # output tokens that SGLang reserves at most for a new request
 _RATIO, _LEAST_RATIO, _RATIO_STEPS = 0.7, 0.098, 600  # share of the remaining output that SGLang keeps free
 _RETRACTED = 0.1  # that the share grows by when the estimate was too low
 _RETRACT_STEPS = 20  # after which the estimate is updated
+# The limit of a prompt that is prefilled whole, and for which the sequences that decode leave no room in any step.
+UNCHUNKED = "max_num_batched_tokens without chunked prefill"
 
 
 @dataclass
@@ -92,22 +94,29 @@ class Scheduler:
         self._reserve_all = settings.capacity == "reserve" or drafted > 0
         self.held = False  # no prefill begins: other ranks have no prompt yet
 
+    @property
+    def _prompt_budget(self) -> int:
+        """Prompt tokens of the next step at most. Sequences that decode in it come first, as in vLLM and TensorRT-LLM
+        (whose microBatchScheduler goes through the requests in the order of their arrival)."""
+        beside = self.decoding * (1 + self.drafted) if self.mixed_steps else 0
+        return self.settings.max_num_batched_tokens - beside
+
     def schedule(self, now_s: float) -> SchedulerStep | None:
         """The next step; None where there is no work."""
         self.blocked = ""
         if self.mixed_steps:
             return self._mixed(now_s)
-        chunks = self._prompts(self.settings.max_num_batched_tokens, now_s, self.settings.max_prefill_tokens)
+        chunks = self._prompts(self._prompt_budget, now_s, self.settings.max_prefill_tokens)
         while not chunks and not self.decoding and len(self.prefilling) > 1:
             self._preempt(self.prefilling[-1])
-            chunks = self._prompts(self.settings.max_num_batched_tokens, now_s, self.settings.max_prefill_tokens)
+            chunks = self._prompts(self._prompt_budget, now_s, self.settings.max_prefill_tokens)
         if chunks:
             return SchedulerStep(chunks, decodes=False)
         return self._decode() if self.decoding else None
 
     def _mixed(self, now_s: float) -> SchedulerStep | None:
         crowded = self._preempt_for_room()
-        budget = self.settings.max_num_batched_tokens - self.decoding * (1 + self.drafted)
+        budget = self._prompt_budget
         chunks = self._prompts(budget, now_s, budget, admit=not crowded)
         while not chunks and not self.decoding and len(self.prefilling) > 1:  # half-prefilled prompts hold all blocks
             self._preempt(self.prefilling[-1])
@@ -248,7 +257,7 @@ class Scheduler:
             cached, path = 0, []  # the cached prefix of a longer prompt would leave no room for this request
         left = request.context - cached
         if not self.settings.chunked_prefill and left > budget:
-            self.blocked = "max_num_batched_tokens"
+            self.blocked = UNCHUNKED if left > self._prompt_budget else "max_num_batched_tokens"
             return None
         tokens = min(left, budget)
         free = self.blocks.free - kept - self.blocks.unheld(path)

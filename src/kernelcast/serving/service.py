@@ -17,7 +17,7 @@ from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_
 from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import scheduler_defaults
 from kernelcast.inference.forward import Deployment
-from kernelcast.inference.memory import cache_bytes, memory
+from kernelcast.inference.memory import cache_bytes, memory, weight_bytes
 from kernelcast.inference.workload import Speculation
 from kernelcast.results import support_of
 from kernelcast.schedule import EvidenceSummary
@@ -63,14 +63,20 @@ class EngineSettings:
         return self.kv_blocks * self.block_size
 
 
-def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> EngineSettings:
+def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096,
+                    draft: Deployment | None = None, offline_prompt: int = 0) -> EngineSettings:  # fmt: skip
     """The stack's defaults on this GPU, overridden by ``given`` (None: not given). ``context``: of a typical request,
-    which sets the cache bytes per token where layers have a window or a state."""
+    which sets the cache bytes per token where layers have a window or a state. ``draft``: a draft model in the same
+    memory. ``offline_prompt``: tokens of the longest prompt of an offline run; 0: of a server."""
     overrides = {name: value for name, value in (given or {}).items() if value is not None}
-    usual = _defaults(deployment.stack, deployment.gpu)
+    usual = _defaults(deployment.stack, deployment.gpu, offline=offline_prompt > 0)
     settings = EngineSettings(**{**usual, **overrides})
+    if offline_prompt and not settings.chunked_prefill and "max_num_batched_tokens" not in overrides:
+        # as trtllm-bench sets max_num_tokens: the longest prompt fits beside all sequences that may decode
+        least = offline_prompt + settings.max_num_seqs
+        settings = replace(settings, max_num_batched_tokens=max(settings.max_num_batched_tokens, least))
     if not settings.kv_blocks:
-        settings = replace(settings, kv_blocks=kv_blocks(deployment, settings, context))
+        settings = replace(settings, kv_blocks=kv_blocks(deployment, settings, context, draft))
     if settings.max_num_batched_tokens < settings.max_num_seqs and "max_num_batched_tokens" in overrides:
         if "max_num_seqs" in overrides:
             raise KernelcastError(
@@ -81,8 +87,8 @@ def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None,
     return settings
 
 
-def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
-    raw = scheduler_defaults(stack, gpu)
+def _defaults(stack: Stack, gpu: Gpu, *, offline: bool = False) -> dict[str, Any]:
+    raw = scheduler_defaults(stack, gpu, offline)
     if not raw:
         raise KernelcastError(f"{stack.name} has no scheduler: requests under load are served by vllm, sglang, trtllm")
     raw.setdefault("max_prefill_tokens", raw["max_num_batched_tokens"])
@@ -92,23 +98,24 @@ def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
     return raw
 
 
-def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int) -> int:
-    """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills."""
-    tokens = max(settings.max_num_batched_tokens, 1)
+def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, draft: Deployment | None = None) -> int:
+    """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills. A draft
+    model has its weights there, and its own KV cache of every token."""
+    tokens, models = max(settings.max_num_batched_tokens, 1), [deployment, *([draft] if draft else [])]
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
-    room = held.available_bytes - held.used_bytes
-    if share := deployment.stack.cache_share:
-        room = share * (deployment.gpu.dram_bytes - held.used_bytes)
+    weights = sum(weight_bytes(each) for each in models)
+    stack, gpu = deployment.stack, deployment.gpu
+    room = stack.cache_room_bytes(float(gpu.dram_bytes), weights, held["activation"])
     # Of a rank: ``cache_bytes`` is the mean over ranks.
-    each = cache_bytes(deployment, context) * deployment.layout.dp / context
+    each = sum(cache_bytes(model, context) for model in models) * deployment.layout.dp / context
     if room <= 0:
         gib = 2**30
         raise KernelcastError(
-            f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV "
-            f"cache: weights take {held['weights'] / gib:.1f} GiB, steps of {tokens:,} tokens "
-            f"{held['activation'] / gib:.1f}, {deployment.stack.name} itself {held['stack'] / gib:.1f} of the "
-            f"{held.available_bytes / gib:.1f} a GPU that it fills; give more GPUs (`tp`), a smaller "
-            f"format, or a smaller `max_num_batched_tokens`"
+            f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
+            f"cache: weights take {weights / gib:.1f} GiB, steps of {tokens:,} tokens "
+            f"{held['activation'] / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
+            f"{gpu.dram_bytes / gib:.1f} of a GPU, of which it fills a share of {stack.memory_share:g}; give more GPUs "
+            f"(`tp`), a smaller format, or a smaller `max_num_batched_tokens`"
         )
     if not each:
         return 1 << 40
@@ -192,21 +199,29 @@ class EnginePool:
 
 @dataclass(frozen=True)
 class Service:
-    """One pool of engines; or, disaggregated, a prefill pool and a decode pool."""
+    """One pool of engines; or, disaggregated, a prefill pool and a decode pool. ``offline``: used as a library, without
+    a server."""
 
     pool: EnginePool
     prefill: EnginePool | None = None  # disaggregated
     router: str = "round_robin"
     speculation: Speculation | None = None
     transfer: str | None = None  # the fabric of the KV transfer; None: see ``transfer_fabric``
+    offline: bool = False
 
     def __post_init__(self) -> None:
         if self.router not in ROUTERS:
             raise KernelcastError(f"a router is one of {', '.join(ROUTERS)}, not {self.router!r}")
+        if self.offline and self.prefill:
+            raise KernelcastError("an offline run has no server that sends KV caches: leave out `prefill_replicas`")
+        if self.offline:
+            deployment = self.pool.deployment
+            inside = replace(deployment, stack=deployment.stack.without_server())
+            object.__setattr__(self, "pool", replace(self.pool, deployment=inside))
 
     @property
     def setting(self) -> Setting:
-        return self.pool.deployment.setting("served load")
+        return self.pool.deployment.setting("offline" if self.offline else "served load")
 
     def supports(self, kernels: EvidenceSummary) -> WholeSupport:
         """Of its kernels, and of a run as a whole."""

@@ -263,7 +263,8 @@ class Simulation(Renamed, HtmlRepr):
     def saturated(self) -> bool:
         """Whether the queue grew until the end: in an open loop, requests arrived faster than they were served."""
         served = self.request_times
-        if self.load.max_concurrency or len(self.load) < _FEW or not self.complete:
+        closed = self.load.max_concurrency or self.service.offline
+        if closed or len(self.load) < _FEW or not self.complete:
             return False
         waits = served.scheduled_s - served.arrival_s
         fifth = len(waits) // 5

@@ -7,12 +7,14 @@ of each sequence. So a step is the sum of three tables:
 
 Tokens have a second table where a step that only decodes has other kernels for them (DeepEP's low-latency mode).
 Where one launch takes prompts and decodes together, attention is the sum of both times a fourth table: the ratio of the
-joint launch to the two. Tables are in seconds, each with what it may be off (below, above).
+joint launch to the two. Several prompts of a step are one of as many tokens times a fifth: their ratio, as each attends
+to itself alone. Tables are in seconds, each with what it may be off (below, above).
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -42,8 +44,11 @@ _CONTEXTS = tuple(round(64 * 2 ** (i / 2)) for i in range(29))  # 64 to a millio
 _PROMPTS = (1, 16, 32, 64, 96, 128, 192, 256, *(round(256 * 2 ** (i / 4)) for i in range(1, 25)),
             *(round(16384 * 2 ** (i / 2)) for i in range(1, 13)))  # fmt: skip
 _PASTS = (0, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
+_LEAST_S = 1e-12  # of attention: a model may have none
 _MIXED = ((1, 4, 16, 64, 128, 256, 512), (128, 512, 2048, 8192, 32768, 131072), (32, 128, 512, 2048, 8192),
           (0, 1024, 8192))  # fmt: skip
+# Prompts of one step: tokens of all, how many prompts, the past of each
+_TOGETHER = ((256, 1024, 2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16, 32, 64, 128), (0, 1024, 8192))
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,10 @@ class StepTimes:
             _up_to(grid, most) for grid, most in zip(
                 _MIXED, (limits.sequences, limits.context, limits.tokens, limits.context), strict=True)
         ) if joint and deployment.stack.mixed_steps else None  # fmt: skip
+        self._together_grid = tuple(
+            _up_to(grid, min(most, grid[-1])) for grid, most in zip(
+                _TOGETHER, (limits.tokens, limits.sequences, limits.context), strict=True)
+        )  # fmt: skip
         self._build(verified)
 
     def _build(self, verified: int) -> None:
@@ -93,6 +102,7 @@ class StepTimes:
             ("sequences", BatchColumns.uniform(sequences, verified, 64, verified)),
             ("lengths", BatchColumns.uniform(decodes[0], verified, decodes[1])),
             ("lengths", BatchColumns.uniform(1, *prompts)),
+            ("lengths", BatchColumns.uniform(*self._prompts_together())),
         ]
         if self._mixed_grid:
             passes.append(("lengths", BatchColumns.of(self._mixed_batches(self._mixed_grid, verified))))
@@ -105,7 +115,7 @@ class StepTimes:
         self._fill([_seconds(table) for table in tables], contexts)
 
     def _fill(self, tables: list[Array], contexts: dict[int, tuple[int, ...]]) -> None:
-        tokens, rows, decode, prompt, *others = tables
+        tokens, rows, decode, prompt, together, *others = tables
         self._tokens = self._decoded = _filled(self._token_counts, tokens)
         if len(others) > (1 if self._mixed_grid else 0):
             self._decoded = _filled(self._token_counts, others[-1])
@@ -117,7 +127,20 @@ class StepTimes:
         self._decode = np.stack([_continued(known, part, self._contexts) for known, part in rows_of])
         self._prompt = prompt.reshape(len(self._prompts), len(self._pasts), 3)
         self._lines: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
+        self._together = self._together_ratio(together)
         self._ratio = self._joint_ratio(others[0]) if self._mixed_grid else None
+
+    def _prompts_together(self) -> Array:
+        """(3, passes): how many prompts, tokens and past of each, as much as the cache has."""
+        return np.array([(n, max(1, tokens // n), min(past, self.limits.cached // n))
+                         for tokens, n, past in itertools.product(*self._together_grid)]).T  # fmt: skip
+
+    def _together_ratio(self, together: Array) -> Array:
+        """The time of several prompts over that of one of as many tokens."""
+        count, tokens, past = self._prompts_together()
+        one = [self._prefill_attention(*each)[0] for each in zip(count * tokens, past, strict=True)]
+        ratio = together[:, 0] / np.maximum(one, _LEAST_S)
+        return np.where(count > 1, ratio, 1.0).reshape([len(axis) for axis in self._together_grid])
 
     def _mixed_batches(self, grid: Sequence[Sequence[int]], verified: int) -> list[Batch]:
         """One prompt beside sequences that decode."""
@@ -173,20 +196,16 @@ class StepTimes:
         at = sequences, max(context, self._contexts[0])
         return list(_interpolate((self._sequences, self._contexts), self._decode, at).tolist())
 
-    def _prefill_attention(self, tokens: float, past: float) -> list[float]:
+    def _prefill_attention(self, tokens: float, past: float, prompts: float = 1.0) -> list[float]:
+        """``tokens``: of all ``prompts``."""
         at = tokens, max(past, self._pasts[0])
-        return list(_interpolate((self._prompts, self._pasts), self._prompt, at).tolist())
+        one = _interpolate((self._prompts, self._pasts), self._prompt, at)
+        if prompts > 1:
+            one = one * _log_interpolate(self._together_grid, self._together, (tokens, prompts, past))
+        return list(one.tolist())
 
     def _head(self, rows: int) -> list[float]:
         return list(_interpolate((self._sequences,), self._rows, (rows,)).tolist())
-
-    def _mixed_ratio(self, at: Sequence[float]) -> float:
-        """The time of one launch for prompts and decodes over that of two; interpolated in log axes, constant
-        beyond."""
-        assert self._mixed_grid is not None
-        axes = [[math.log1p(x) for x in axis] for axis in self._mixed_grid]
-        values = [min(max(math.log1p(value), axis[0]), axis[-1]) for axis, value in zip(axes, at, strict=True)]
-        return float(_interpolate(axes, self._ratio, values))
 
     def _tokens_of(self, tokens: int, *, graph: bool, decoded: bool = False) -> Sequence[float]:
         """The time that scales with the tokens of a step; a graph runs as many tokens as it was captured with."""
@@ -198,8 +217,9 @@ class StepTimes:
         linear interpolation."""
         key = sequences, variant
         if key not in self._lines:
-            graph = self.deployment.stack.graphs
-            tokens = self._tokens_of(sequences * (1 + self.drafted), graph=graph, decoded=True)
+            verified = sequences * (1 + self.drafted)
+            graph = bool(self.deployment.stack.replays(verified, sequences, decodes=True))
+            tokens = self._tokens_of(verified, graph=graph, decoded=True)
             rows = self._head(sequences)
             steps = []
             for context in self._contexts:
@@ -223,22 +243,25 @@ class StepTimes:
         return seconds * self.deployment.stack.decode_factor
 
     def mixed(self, sequences: int, context_sum: float, prompt_tokens: int, past: float, rows: int,
-              variant: str = "likely") -> float:  # fmt: skip
+              variant: str = "likely", prompts: float = 1.0) -> float:  # fmt: skip
         """A step that prefills ``prompt_tokens`` after ``past`` ones (their weighted mean) beside ``sequences``
-        that decode; ``rows`` are sampled."""
+        that decode; ``rows`` are sampled. ``prompts``: so many equal ones attend to as many tokens."""
         tokens = prompt_tokens + sequences * (1 + self.drafted)
-        attention = self._prefill_attention(prompt_tokens, past)
+        attention = self._prefill_attention(prompt_tokens, past, prompts)
         if sequences:
             context = context_sum / sequences
-            ratio = 1.0 if self._ratio is None else self._mixed_ratio((sequences, context, prompt_tokens, past))
+            ratio = 1.0
+            if self._mixed_grid:
+                at = (sequences, context, prompt_tokens, past)
+                ratio = _log_interpolate(self._mixed_grid, self._ratio, at)
             decode = self._decode_attention(sequences, context)
             attention = [(a + b) * ratio for a, b in zip(attention, decode, strict=True)]
         head = self._head(rows) if rows else (0.0, 0.0, 0.0)
-        graph = self.deployment.stack.replays(tokens, decodes=False)
+        graph = bool(self.deployment.stack.replays(tokens, sequences, decodes=False))
         parts = (self._tokens_of(tokens, graph=graph), head, attention)
         together = self._summed(parts, variant, graph)
         if self.draft:
-            together += self.draft.mixed(0, 0.0, prompt_tokens, past, 0, variant)
+            together += self.draft.mixed(0, 0.0, prompt_tokens, past, 0, variant, prompts)
             together += self.drafted * self.draft.decode(sequences, context_sum, variant) if sequences else 0.0
         stack = self.deployment.stack
         if stack.prompt_factor == stack.decode_factor == 1.0:
@@ -341,6 +364,13 @@ def _interpolate(axes: Sequence[Sequence[float]], table: Any, at: Sequence[float
         along = (value - axis[cell]) / (axis[cell + 1] - axis[cell])
         table = table[cell] * (1 - along) + table[cell + 1] * along
     return table
+
+
+def _log_interpolate(grid: Sequence[Sequence[float]], table: Any, at: Sequence[float]) -> float:
+    """Multilinear in the logarithms of the axes, constant beyond their ends."""
+    axes = [[math.log1p(x) for x in axis] for axis in grid]
+    values = [min(max(math.log1p(value), axis[0]), axis[-1]) for axis, value in zip(axes, at, strict=True)]
+    return float(_interpolate(axes, table, values))
 
 
 _SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144)  # tokens of a KV transfer that are predicted; linear between them

@@ -43,7 +43,7 @@ class Stack(Library):
     fused_residual: bool  # the residual is added inside the norm
     fused_activation: bool  # activation times the other half in one kernel
     fused_quantisation: bool  # activations leave norms and activation functions in the format of the next product
-    graphs: bool  # decode steps replay a CUDA graph
+    graphs: bool  # decode steps of captured sizes replay a CUDA graph
     mixed_steps: bool  # chunked prefill: prompts are prefilled in the steps in which others decode; else before them
     head_rows: str  # rows of the head in a prefill: "last" of each sequence, or "all"
     step_s: float  # host time of a decode step that the GPU waits for: scheduling, inputs, sampled tokens
@@ -55,7 +55,8 @@ class Stack(Library):
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
-    cache_share: float = 0.0  # of the free memory, that its KV cache takes; 0: up to used_share
+    cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
+    static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
@@ -63,7 +64,7 @@ class Stack(Library):
     decode_factor: float = 1.0  # the same of a decode step
     spread: float = 0.0  # relative error of steps of a measured server, either way; 0: the forecast's interval
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
-    graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
+    graph_sizes: tuple[tuple[int, int, int], ...] = ()  # sizes of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     scheduler: tuple[
         tuple[str, Any], ...
@@ -75,13 +76,15 @@ class Stack(Library):
         """Its id without a release."""
         return self.id.partition("==")[0]
 
-    def replays(self, tokens: Any, *, decodes: Any) -> Any:
-        """Whether a step of so many tokens replays a graph; numbers or arrays."""
-        return self.graphs & (decodes | (self.graph_prompts & (tokens <= self.graph_tokens)))
+    def replays(self, tokens: Any, sequences: Any, *, decodes: Any) -> Any:
+        """Whether a step replays a graph; numbers or arrays. vLLM captures steps by their tokens, engines that capture
+        decode steps alone by their sequences: draft tokens do not count there."""
+        size = tokens if self.graph_prompts else sequences
+        return self.graphs & (size <= self.graph_tokens) & (decodes | self.graph_prompts)
 
     @property
     def graph_tokens(self) -> int:
-        """Tokens of the largest step that replays a graph."""
+        """The largest captured size; larger steps are launched kernel by kernel."""
         return max((last for _, last, _ in self.graph_sizes), default=0)
 
     def with_host(self, factor: float) -> Stack:
@@ -91,6 +94,36 @@ class Stack(Library):
         times = ("step_s", "prefill_s", "launch_s", "gap_s", "sequence_s")
         changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
         return replace(self, **changed, eager_ops=tuple((op, factor * time_s) for op, time_s in self.eager_ops))
+
+    def without_server(self) -> Stack:
+        """The engine in the process that uses it (``LLM.generate``), given token ids: no HTTP front end, no queues
+        between processes, and no token is detokenized or streamed before a request ends."""
+        return replace(self, request_s=0.0, front_s=0.0, token_s=0.0, sequence_s=0.0)
+
+    @property
+    def _share(self) -> str:
+        return next((name for name in ("cache_share", "static_share") if getattr(self, name)), "used_share")
+
+    @property
+    def memory_share(self) -> float:
+        """What users set: vLLM's gpu_memory_utilization (``used_share``), SGLang's mem_fraction_static
+        (``static_share``), TensorRT-LLM's free_gpu_memory_fraction (``cache_share``)."""
+        share: float = getattr(self, self._share)
+        return share
+
+    def with_memory_share(self, share: float) -> Stack:
+        """The stack with this share, in the engine's own meaning."""
+        changed: dict[str, Any] = {self._share: share}
+        return replace(self, **changed)
+
+    def cache_room_bytes(self, memory_bytes: float, weight_bytes: float, activation_bytes: float) -> float:
+        """What the KV cache of a GPU may take."""
+        free_bytes = memory_bytes - self.reserved_bytes
+        if self.static_share:  # of what is free before weights are loaded
+            return self.static_share * free_bytes - weight_bytes
+        if self.cache_share:
+            return self.cache_share * (free_bytes - weight_bytes - activation_bytes)
+        return self.used_share * memory_bytes - self.reserved_bytes - weight_bytes - activation_bytes
 
     def launching_s(self, op: str) -> float:
         """Host time of an op where no graph runs."""

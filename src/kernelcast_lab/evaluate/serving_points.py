@@ -148,7 +148,11 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
         limits |= {"max_num_batched_tokens": -(-tokens // 64) * 64, "dp_wait": _DP_WAIT}
     if not point.public and point.stack != "sglang":
         limits["max_num_batched_tokens"] = max(2048, point.input_tokens + point.concurrency)
-    return EnginePool(deployment, engine_settings(deployment, limits, point.input_tokens + point.output_tokens // 2))
+    drafting = speculation_of(point, deployment)
+    draft = drafting.draft if drafting else None
+    return EnginePool(
+        deployment, engine_settings(deployment, limits, point.input_tokens + point.output_tokens // 2, draft)
+    )
 
 
 # ---- Disaggregated deployments as static points, against AIConfigurator's measured closed loops. Each decode worker

@@ -108,15 +108,19 @@ _SIZES = ("input_len", "output_len", "random_prefix_len", *_SPREAD, *_REPEATED, 
 _OF_TRACE = ("trace_format", "skip_bad", "rate_scale", "limit")
 
 
-def build_load(parameters: LoadParameters, max_context: int = 0) -> Load:
-    """The load of the parameters; ``max_context``: tokens of a prompt and its output at most (0: any)."""
+def build_load(parameters: LoadParameters, max_context: int = 0, *, at_once: bool = False) -> Load:
+    """The load of the parameters; ``max_context``: tokens of a prompt and its output at most (0: any). ``at_once``: no
+    request waits for a moment to arrive."""
     for name in ("num_prompts", "max_concurrency", "limit"):
         value = getattr(parameters, name)
         if value is not None and value < 1:
             raise KernelcastError(f"`{name}` must be 1 or more, not {value}")
     if not 0 <= parameters.seed < 2**32:
         raise KernelcastError(f"`seed` must be a whole number from 0 to {2**32 - 1}, not {parameters.seed}")
-    load = _generated(parameters) if parameters.trace is None else _of_trace(parameters, parameters.trace, max_context)
+    if at_once:
+        parameters.refuse((*_TIMES, "rate_scale", "multi_turn"), "`offline` has all requests at once")
+    path = parameters.trace
+    load = _generated(parameters, at_once) if path is None else _of_trace(parameters, path, max_context, at_once)
     if max_context and load.longest > max_context:
         raise KernelcastError(
             f"a prompt and its output have {load.longest} tokens together, and the model takes {max_context}"
@@ -124,7 +128,9 @@ def build_load(parameters: LoadParameters, max_context: int = 0) -> Load:
     return load
 
 
-def _of_trace(parameters: LoadParameters, path: Path, max_context: int) -> Load:
+def _of_trace(parameters: LoadParameters, path: Path, max_context: int, at_once: bool) -> Load:
+    import numpy as np
+
     from kernelcast.serving.traces import read_trace
 
     parameters.refuse(_SIZES, "`trace` lists every request with its sizes")
@@ -132,6 +138,9 @@ def _of_trace(parameters: LoadParameters, path: Path, max_context: int) -> Load:
     if problems := trace.problems():
         warn(f"{path}: {problems}")
     concurrency = parameters.max_concurrency or 0
+    if at_once:
+        count = parameters.num_prompts or parameters.limit or len(trace.inputs)
+        return trace.load_at(np.zeros(count), concurrency)
     if trace.arrivals_s is None and parameters.given(*_TIMES):
         parameters.refuse(("rate_scale",), f"{path} has no times to scale")
         times, _ = _times(parameters, parameters.num_prompts or parameters.limit or len(trace.inputs))
@@ -141,11 +150,11 @@ def _of_trace(parameters: LoadParameters, path: Path, max_context: int) -> Load:
     return load.take(slice(parameters.limit)).faster(1.0 if parameters.rate_scale is None else parameters.rate_scale)
 
 
-def _generated(parameters: LoadParameters) -> Load:
+def _generated(parameters: LoadParameters, at_once: bool) -> Load:
     from kernelcast.serving.load import Load
 
     parameters.refuse(_OF_TRACE, "there is no `trace`")
-    if not parameters.given("num_prompts", "max_concurrency", *_TIMES):
+    if not at_once and not parameters.given("num_prompts", "max_concurrency", *_TIMES):
         raise KernelcastError("which load? give `trace`, or `request_rate` and `num_prompts`, such as 4 and 200")
     if parameters.stages is None:
         prompts = _prompts(parameters, parameters.value("num_prompts"))

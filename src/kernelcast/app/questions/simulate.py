@@ -63,7 +63,15 @@ class EngineParameters(Question):
     ] = None
     block_size: Annotated[int | None, option("", "--page-size", help="tokens of a KV cache block")] = None
     gpu_memory_utilization: Annotated[
-        float | None, option("", "--mem-fraction-static", help="share of GPU memory that the engine uses")
+        float | None,
+        option(
+            "",
+            "--mem-fraction-static",
+            "--kv-cache-free-gpu-memory-fraction",
+            "--kv-cache-free-gpu-mem-fraction",
+            help="share of GPU memory for the engine (vLLM), weights and KV cache (SGLang), or of the free memory for "
+            "KV cache (TensorRT-LLM)",
+        ),
     ] = None
     enable_prefix_caching: Annotated[
         bool | None, option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse KV cache of prefixes")
@@ -114,7 +122,7 @@ class ReplicaParameters(Question):
 class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameters):
     """Engines that serve a model."""
 
-    def service(self, model: str | Path | Architecture, load: Load) -> Service:
+    def service(self, model: str | Path | Architecture, load: Load, *, offline: bool = False) -> Service:
         """The service; its KV cache is sized for requests like the load's."""
         from kernelcast.serving.service import Service
 
@@ -127,8 +135,10 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
             prefill = self._pool(other, context, self.prefill_replicas)
         elif self.given("prefill_tp", "transfer_fabric"):
             raise KernelcastError("`prefill_tp` and `transfer_fabric` need `prefill_replicas`, such as 1")
-        pool = self._pool(deployment, context, self.replicas)
-        return Service(pool, prefill, self.router, self._speculation(deployment), self.transfer_fabric)
+        drafting = self._speculation(deployment)
+        longest = int(load.inputs.max()) if offline else 0
+        pool = self._pool(deployment, context, self.replicas, drafting, longest)
+        return Service(pool, prefill, self.router, drafting, self.transfer_fabric, offline)
 
     def _deployment(self, model: str | Path | Architecture, tp: int) -> Deployment:
         from kernelcast.models.precision import Precision
@@ -151,10 +161,11 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
         if share is not None:
             if not 0 < share <= 1:
                 raise KernelcastError(f"`gpu_memory_utilization` must lie in (0, 1], not at {share:g}")
-            engine = replace(engine, used_share=share)
+            engine = engine.with_memory_share(share)
         return engine
 
-    def _pool(self, deployment: Deployment, context: int, replicas: int) -> EnginePool:
+    def _pool(self, deployment: Deployment, context: int, replicas: int, drafting: Speculation | None = None,
+              offline_prompt: int = 0) -> EnginePool:  # fmt: skip
         from kernelcast.serving.service import EnginePool, engine_settings
 
         given: dict[str, Any] = {
@@ -165,7 +176,9 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
             "capacity": self.capacity_policy, "recv_interval": self.scheduler_recv_interval,
             "dp_wait": self.attention_dp_timeout_iters,
         }  # fmt: skip
-        return EnginePool(deployment, engine_settings(deployment, given, context), replicas)
+        draft = drafting.draft if drafting else None
+        settings = engine_settings(deployment, given, context, draft, offline_prompt)
+        return EnginePool(deployment, settings, replicas)
 
     def _speculation(self, deployment: Deployment) -> Speculation | None:
         from kernelcast.models.precision import Precision
@@ -187,6 +200,11 @@ class SimulateQuestion(LoadParameters, ServiceParameters):
         Sequence[str] | None,
         option(metavar="NAME:MS", help="a goal: ttft, tpot or e2el in ms; may be repeated", type=list[str] | None),
     ] = None
+    offline: Annotated[
+        bool,
+        option(help="all requests at once, without a server: vllm bench throughput, trtllm-bench throughput, "
+               "LLM.generate"),
+    ] = False  # fmt: skip
     intervals: shared.Intervals = True
 
     def answer(self, report: Report | None = None) -> Simulation:
@@ -194,8 +212,8 @@ class SimulateQuestion(LoadParameters, ServiceParameters):
         from kernelcast.serving.simulate import simulate
 
         goals, model = parse_goals(self.goodput or ()), shared.resolve_model(self.model)
-        load = build_load(self, model.max_context)
-        service = self.service(model, load)
+        load = build_load(self, model.max_context, at_once=self.offline)
+        service = self.service(model, load, offline=self.offline)
         progress = None if report is None else lambda run, done: report(run, done, len(load))
         return simulate(service, load, self.conditions, goals=goals, seed=self.seed, intervals=self.intervals,
                         progress=progress)  # fmt: skip

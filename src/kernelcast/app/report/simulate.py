@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from kernelcast.app.report.text import (
 )
 from kernelcast.files import complete, quoted
 from kernelcast.schedule import Event, Lane, Timeline
+from kernelcast.serving.scheduler import UNCHUNKED
 from kernelcast.serving.service import EnginePool, Service
 from kernelcast.serving.simulate import Simulation
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between tokens",
               "e2el": "end to end"}  # fmt: skip
 _POINTS = 4000  # that a picture draws of a run
+_SELDOM = 0.01  # of a run: waiting for less is not worth a word
 
 
 def fields(simulation: Simulation) -> dict[str, Any]:
@@ -52,13 +55,29 @@ def fields(simulation: Simulation) -> dict[str, Any]:
         "waited_for": simulation.step_log.blocked_s,
         "binding": simulation.binding,
         "verdict": verdict(simulation),
+        "advice": advice(simulation),
         **support_fields(simulation.supports),
         "evidence": simulation.rests_on.to_dict() if simulation.rests_on else None,
         "predictor": simulation.predictor,
     }
+    if service.offline:
+        record |= offline_fields(record, len(simulation.load))
     if simulation.load.stages is not None:
         record["stages"] = [simulation.stage(number) for number in range(int(simulation.load.stages.max()) + 1)]
     return record
+
+
+_OFFLINE = {"elapsed_time": "duration", "requests_per_second": "request_throughput",
+            "tokens_per_second": "total_token_throughput"}  # fmt: skip
+
+
+def offline_fields(record: dict[str, Any], count: int) -> dict[str, Any]:
+    """The keys of `vllm bench throughput`."""
+    ends = ("", "_low", "_high")
+    named = {f"{key}{end}": record[f"{name}{end}"] for key, name in _OFFLINE.items() for end in ends
+             if f"{name}{end}" in record}  # fmt: skip
+    tokens = record.get("total_input_tokens", 0) + record.get("total_output_tokens", 0)
+    return {"num_requests": count, "total_num_tokens": tokens, **named}
 
 
 def pool_fields(pool: EnginePool) -> dict[str, Any]:
@@ -89,21 +108,50 @@ def verdict(simulation: Simulation) -> str:
         rate = digits(float(simulation.metrics["request_throughput"]), 3)
         what = f": {simulation.binding} binds" if simulation.binding else ""
         return f"cannot hold this load: at most {rate} requests/s{what}"
-    waits = simulation.step_log.blocked_s.get(simulation.binding, 0.0)
-    if simulation.binding and waits > 0.01 * simulation.metrics["duration"]:
-        share = percent(waits / simulation.metrics["duration"])
-        return f"holds the load; requests waited for {simulation.binding} {share} of it"
-    return f"holds the load; engines run {percent(simulation.busy)} of the time"
+    waited = _waited(simulation, simulation.binding)
+    offline = f"all done in {time_text(simulation.metrics['duration'])}"
+    result = offline if simulation.service.offline else "holds the load"
+    if waited > _SELDOM:
+        return f"{result}; requests waited for {simulation.binding} {percent(waited)} of it"
+    return f"{result}; engines run {percent(simulation.busy)} of the time"
+
+
+def _waited(simulation: Simulation, limit: str) -> float:
+    """The share of the run that requests waited for a limit."""
+    return float(simulation.step_log.blocked_s.get(limit, 0.0) / simulation.metrics.get("duration", math.inf))
+
+
+def advice(simulation: Simulation) -> str:
+    """The setting to change where prompts that are prefilled whole wait until others have ended; else empty."""
+    if _waited(simulation, UNCHUNKED) <= _SELDOM:
+        return ""
+    log = simulation.step_log
+    decoding = np.average(log.decoding, weights=np.array(log.end_s) - np.array(log.start_s))
+    settings = (simulation.service.prefill or simulation.service.pool).settings
+    longest = int(simulation.load.inputs.max())
+    return (
+        f"{digits(float(decoding), 2)} requests decoded at a time: a prompt is prefilled whole, and those that decode "
+        f"leave too little of max_num_batched_tokens {settings.max_num_batched_tokens:,}. Set enable_chunked_prefill, "
+        f"or max_num_batched_tokens to {longest + settings.max_num_seqs:,} (the longest prompt and max_num_seqs)"
+    )
 
 
 def print_simulation(simulation: Simulation) -> None:
     """The verdict and latencies first, then throughput and the bottleneck, then the evidence."""
     show(head(simulation.service))
     load, served = simulation.load, simulation.request_times
-    rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
-    loop = f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
+    rate = (
+        "offline, all at once"
+        if simulation.service.offline
+        else "all at once"
+        if not np.isfinite(load.request_rate)
+        else f"{digits(load.request_rate, 3)} requests/s"
+    )
+    loop = ", offline" if simulation.service.offline else ""
+    loop += f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
     lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
-    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", verdict(simulation), "")
+    said = filter(None, (verdict(simulation), advice(simulation)))
+    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", *said, "")
     show(times_table(_rows(simulation)), "")
     for line in _throughput(simulation):
         show(line)
@@ -128,7 +176,8 @@ def head(service: Service) -> Any:
 
 def _rows(simulation: Simulation) -> list[tuple[str, str, str, str]]:
     rows = []
-    for name, label in _LATENCIES.items():
+    streamed = not simulation.service.offline  # else a user sees nothing before a request ends
+    for name, label in _LATENCIES.items() if streamed else [("e2el", _LATENCIES["e2el"])]:
         for ending in ("mean", "p50", "p90", "p99"):
             key = f"{ending}_{name}_ms"
             if key not in simulation.metrics:

@@ -134,7 +134,8 @@ def _groups(pass_time: PassTime, inference: Inference, shares: ScaleShares) -> l
                 gpu[key] -= time_s
     draft = pass_time.deployment is not inference.deployment  # the host calls it together with the model
     stack_s = 0.0 if draft else stack.step_s if decodes else stack.prefill_s
-    waits = gpu.get(host, 0.0) > stack_s * (1 + 1e-9) and not stack.replays(pass_time.batch.tokens, decodes=decodes)
+    graph = stack.replays(pass_time.batch.tokens, pass_time.batch.sequences, decodes=decodes)
+    waits = gpu.get(host, 0.0) > stack_s * (1 + 1e-9) and not graph
     return [*groups, [{**gpu, host: stack_s}, {host: sum(gpu.values())}] if waits else [gpu]]
 
 

@@ -75,7 +75,7 @@ def _vllm(deployment: Deployment, limits: EngineSettings, name: str, phase: str)
         "--tensor-parallel-size": layout.tp, "--pipeline-parallel-size": layout.pp, "--data-parallel-size": layout.dp,
         "--enable-expert-parallel": layout.ep > 1, **_formats(deployment), "--max-num-seqs": str(limits.max_num_seqs),
         "--max-num-batched-tokens": str(limits.max_num_batched_tokens),
-        "--gpu-memory-utilization": f"{deployment.stack.used_share:g}",
+        "--gpu-memory-utilization": f"{deployment.stack.memory_share:g}",
         "--kv-transfer-config": _NIXL if phase else None,
     })]  # fmt: skip
 
@@ -86,7 +86,7 @@ def _sglang(deployment: Deployment, limits: EngineSettings, name: str, phase: st
         "--tp": layout.tp * layout.dp, "--pp": layout.pp, "--dp": layout.dp, "--enable-dp-attention": layout.dp > 1,
         "--ep": layout.ep, **_formats(deployment), "--max-running-requests": str(limits.max_num_seqs * layout.dp),
         "--chunked-prefill-size": str(limits.max_num_batched_tokens * layout.dp),
-        "--mem-fraction-static": f"{deployment.stack.used_share:g}", "--disaggregation-mode": phase or None,
+        "--mem-fraction-static": f"{deployment.stack.memory_share:g}", "--disaggregation-mode": phase or None,
     })]  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def _trtllm(deployment: Deployment, limits: EngineSettings, name: str, phase: st
     return [*files, _line("trtllm-serve", name, "--backend", "pytorch", flags={
         "--tp_size": layout.tp * layout.dp, "--pp_size": layout.pp, "--ep_size": layout.ep,
         "--max_batch_size": str(limits.max_num_seqs), "--max_num_tokens": str(limits.max_num_batched_tokens),
-        "--kv_cache_free_gpu_memory_fraction": f"{deployment.stack.used_share:g}",
+        "--kv_cache_free_gpu_memory_fraction": f"{deployment.stack.memory_share:g}",
         "--extra_llm_api_options": file if options else None,
     })]  # fmt: skip
 

@@ -26,23 +26,23 @@ function arranger(sections) {
   };
 }
 
+const LOAD_OF = { request_rate: "rate", max_concurrency: "clients" };
+/** Whether the load is not given by this field: an offline run has all requests at once. */
+const otherLoad = (values, name) =>
+  name === "arrive" || (name in LOAD_OF && (values.offline || values.arrive !== LOAD_OF[name]));
+
 function prepare(form, values, changed) {
   fitContext(form, values, changed);
-  form.controls.request_rate.element.hidden = values.arrive !== "rate";
-  form.controls.max_concurrency.element.hidden = values.arrive !== "clients";
+  for (const name of Object.keys(LOAD_OF)) form.controls[name].element.hidden = otherLoad(values, name);
 }
 
-const otherLoad = (values, name) =>
-  name === "arrive" ||
-  (name === "request_rate" && values.arrive !== "rate") ||
-  (name === "max_concurrency" && values.arrive !== "clients");
 const address = (values) =>
   Object.fromEntries(Object.entries(values).map(([name, value]) => [name, otherLoad(values, name) ? null : value]));
 
 function question(values, form) {
   if (!values.model) return "Choose a model.";
   if (values.section === "simulate" && !values.gpu) return "Choose a GPU.";
-  if (values.arrive === "rate" && !(values.request_rate > 0)) return "Give a request rate.";
+  if (!otherLoad(values, "request_rate") && !(values.request_rate > 0)) return "Give a request rate.";
   const body = form.given(({ name }) => name === "section" || otherLoad(values, name));
   if (values.section === "plan" && !Object.keys(body).some(isGoal)) return "Give at least one goal.";
   return { path: values.section, body };

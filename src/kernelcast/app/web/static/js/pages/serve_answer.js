@@ -216,6 +216,7 @@ export function simulated({ answer, over_time: series }, stack) {
       },
       h("b", answer.saturated ? "✕ " : "✓ "),
       answer.verdict,
+      answer.advice ? `. ${answer.advice}` : null,
     ),
     headline(answer),
     latencies(answer),

@@ -61,6 +61,7 @@ const simulateGroups = (field, gpuList, stackList) => ({
     field("enable_chunked_prefill", "Chunked prefill", { none: "the stack's" }),
     ...formatFields(field),
     field("gpu_memory_utilization", "Memory share", { low: 0.1, high: 1, step: 0.01, placeholder: "the stack's" }),
+    field("offline", "Offline", { compact: false }),
     field("intervals", "Intervals", { compact: false }),
   ],
   search: [],

@@ -1,0 +1,77 @@
+"""The KV cache budget of each engine: what its share of the memory means, and what a draft model takes of it."""
+
+from __future__ import annotations
+
+import pytest
+from deployments import deployed
+
+from kernelcast.app.questions.simulate import SimulateQuestion
+from kernelcast.errors import KernelcastError
+from kernelcast.inference.memory import memory, weight_bytes
+from kernelcast.serving.service import engine_settings
+from kernelcast.stacks import stack
+
+# A token of Llama-3.1-8B in bf16: keys and values x 8 heads x 128 x 32 layers x 2 bytes; of Llama-3.2-1B: 8 heads x 64
+# x 16 layers.
+TOKEN_BYTES, DRAFT_TOKEN_BYTES = 2 * 8 * 128 * 32 * 2, 2 * 8 * 64 * 16 * 2
+GIVEN = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+
+
+def activation_bytes(engine: str) -> float:
+    return float(memory(deployed(engine=stack(engine)), {}, 8192, 256)["activation"])
+
+
+@pytest.mark.parametrize("share", [0.9, 0.45])
+def test_vllm_fills_a_share_of_the_memory_with_all_that_it_has(share: float) -> None:
+    place = deployed(engine=stack("vllm").with_memory_share(share))
+    room = share * place.gpu.dram_bytes - weight_bytes(place) - activation_bytes("vllm") - place.stack.reserved_bytes
+    assert engine_settings(place, GIVEN).kv_blocks == room // (16 * TOKEN_BYTES) > 0
+
+
+@pytest.mark.parametrize("share", [0.88, 0.5])
+def test_sglangs_share_holds_weights_and_cache_and_activations_are_beside_it(share: float) -> None:
+    place = deployed(engine=stack("sglang").with_memory_share(share))
+    room = share * (place.gpu.dram_bytes - place.stack.reserved_bytes) - weight_bytes(place)
+    for tokens in (2048, 16384):  # whatever a step takes
+        found = engine_settings(place, {**GIVEN, "max_num_batched_tokens": tokens})
+        assert found.kv_tokens == room // TOKEN_BYTES > 0
+
+
+def test_tensorrts_share_is_of_what_the_rest_leaves_free() -> None:
+    blocks = []
+    for share in (0.9, 0.45):
+        place = deployed(engine=stack("trtllm").with_memory_share(share))
+        used = weight_bytes(place) + activation_bytes("trtllm") + place.stack.reserved_bytes
+        blocks.append(engine_settings(place, GIVEN).kv_blocks)
+        assert blocks[-1] == share * (place.gpu.dram_bytes - used) // (32 * TOKEN_BYTES)
+    assert blocks[0] == pytest.approx(2 * blocks[1], abs=1)
+
+
+def test_a_draft_model_takes_its_weights_and_a_cache_of_every_token() -> None:
+    place, draft = deployed(engine=stack("vllm")), deployed("llama-3.2-1b", engine=stack("vllm"))
+    room = 0.9 * place.gpu.dram_bytes - weight_bytes(place) - activation_bytes("vllm") - place.stack.reserved_bytes
+    each = 16 * (TOKEN_BYTES + DRAFT_TOKEN_BYTES)
+    assert engine_settings(place, GIVEN, draft=draft).kv_blocks == (room - weight_bytes(draft)) // each
+    question = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "num_prompts": 2, "intervals": False}
+    pools = [
+        SimulateQuestion(**question, **GIVEN, **more).answer().service.pool.settings.kv_blocks  # type: ignore[arg-type]
+        for more in ({}, {"draft_tokens": 3}, {"draft_tokens": 3, "draft_model": "llama-3.2-1b"})
+    ]
+    assert pools[0] == pools[1] == room // (16 * TOKEN_BYTES)
+    assert pools[2] == (room - weight_bytes(draft)) // each
+
+
+def test_the_error_says_what_leaves_no_memory() -> None:
+    place = deployed("llama-3.1-70b", engine=stack("trtllm"))
+    with pytest.raises(KernelcastError, match=r"leaves no memory.* fills a share of 0\.9; give more GPUs"):
+        engine_settings(place)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--gpu-memory-utilization", "--mem-fraction-static", "--kv-cache-free-gpu-memory-fraction"]
+)
+def test_every_engines_name_of_the_share_is_a_flag(flag: str) -> None:
+    from kernelcast.app.questions.parameters import command_parameters
+
+    named = {parameter.name: parameter.flags for parameter in command_parameters(SimulateQuestion)}
+    assert flag in named["gpu_memory_utilization"]
