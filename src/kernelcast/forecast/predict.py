@@ -326,9 +326,11 @@ def predictor_input(
     if not supports_dtype(gpu, str(choices["dtype"])):  # the networks know the format, the GPU has no such arithmetic
         choices, dtype = {**choices, "dtype": match.configuration["dtype"]}, choices["dtype"]
     measured = analysed(kernel.with_choices(calls, choices), dtype)
-    if all(name == "gpu" for name, _, _ in match.substituted):
+    asked = kernel.with_choices(calls, match.configuration)
+    other_link = asked.choice("fabric") != measured.calls.choice("fabric")  # of the measured type, with its own rate
+    if all(name == "gpu" for name, _, _ in match.substituted) and not other_link:
         return measured
-    return replace(analysed(kernel.with_choices(calls, match.configuration)), measured=measured)
+    return replace(analysed(asked), measured=measured)
 
 
 def _predicted(
