@@ -338,6 +338,8 @@ def _predicted(
 ) -> Predictions:
     """Calls of one configuration: the machine, then the predictor."""
     predictor, origin = conditions.loaded_predictor, origin_of(gpu)
+    if origin is not None and supports_dtype(gpu, calls.dtype.name) > supports_dtype(origin, calls.dtype.name):
+        origin = None  # the format is new, so that there is no time which a ratio could scale
     if origin is not None and (spread := predictor.what_if_spread(kernel.family)) is not None:
         return _what_if(kernel, calls, gpu, origin, conditions, rotations, match, spread)
     given = predictor_input(kernel, calls, gpu, rotations, predictor, match=match, without=conditions.without)
