@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.ops.base import Calls, Configuration, Kernel
+from kernelcast.ops.dtypes import same_widths
 from kernelcast.ops.work import Array
 
 Rows = NDArray[np.intp]
@@ -51,8 +52,9 @@ RAGGED = Substitution(0.0, 0.1, 0.1, 0.07, 0)
 # An engine's product of inputs that come quantised is in no table either; against 1,102 products alone that PyTorch was
 # measured with on an H200, forecasts of TensorRT-LLM's, vLLM's and SGLang's are off by 5.4, 6.6 and 8.1%.
 QUANTIZED_INPUTS = Substitution(0.0, 0.09, 0.09, 0.07, 0)
-# fp16 and bf16 have the same bytes and the same rate: as far apart as 41 kernels bound by memory, measured in both.
-SIXTEEN_BITS = Substitution(0.0, 0.08, 0.13, 0.07, 0)
+# Formats of the same widths have the same bytes, and physics knows their rates: as far apart as 41 kernels bound by
+# memory are in fp16 and bf16 (7%), and 26 kernels of experts in int4 and mxfp4 (6 to 8%).
+SAME_WIDTHS = Substitution(0.0, 0.1, 0.13, 0.08, 0)
 UNKNOWN = Substitution(0.0, 0.4, 0.7, 0.5, 0)  # of a choice of which no two were measured: as wide as the widest
 # A link is physics alone: what one slow host is off by says nothing of another link.
 UNMEASURED = {"lengths": RAGGED, "inputs": QUANTIZED_INPUTS, "fabric": UNKNOWN}
@@ -234,8 +236,8 @@ class Evidence:
     ) -> Substitution:
         """What it costs to take one choice for another: of this pair, else of the choice in this format, or in any."""
         pair = f"{name} {requested} {used}"
-        if pair not in self.substitutions and {requested, used} == {"fp16", "bf16"}:
-            return SIXTEEN_BITS  # what other formats cost, which have other bytes and rates, says nothing of these
+        if pair not in self.substitutions and same_widths(requested, used):
+            return SAME_WIDTHS  # what formats of other bytes and rates cost says nothing of these
         for key in (pair, f"{name}, {dtype}", name):
             if key in self.substitutions:
                 return self.substitutions[key]

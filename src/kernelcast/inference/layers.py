@@ -331,7 +331,7 @@ def dispatch_combine(ctx: PassContext, block: Experts, count: int) -> DispatchCo
 
 def _one_byte(ctx: PassContext) -> bool:
     """Whether tokens are dispatched in 8 bits, the format of the experts' products."""
-    return ctx.routed not in ("bf16", "fp16", "fp32", "tf32", "int4", "int8_wo", "mxfp4")
+    return find_dtype(ctx.routed).act_bytes < 2
 
 
 def _nccl(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
