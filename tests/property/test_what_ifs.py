@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from pathlib import Path
@@ -60,3 +61,81 @@ def test_a_what_if_is_the_answer_on_the_gpu_times_the_ratio_of_physics() -> None
     assert asked.time_s / known.time_s == pytest.approx(physics[1] / physics[0])
     assert asked.high_s / asked.time_s >= known.high_s / known.time_s  # and no surer than what was measured
     assert asked.time_s >= asked.bound_s
+
+
+def from_file(folder: Path, identity: str = "", **numbers: float) -> kc.hardware.Gpu:
+    """A GPU of a file that changes numbers of a GB300; a dot names a rate of a format."""
+    rates = "".join(f"{name.partition('.')[2]} = {value!r}\n" for name, value in numbers.items() if "." in name)
+    lines = "".join(f"{name} = {value!r}\n" for name, value in numbers.items() if "." not in name)
+    path = folder / "to_come.toml"
+    path.write_text(f'base = "gb300"\nname = "A GPU to come"\n{identity}\n{lines}[tensor_flops_per_clk_sm]\n{rates}')
+    return kc.gpu(path)
+
+
+IDENTITIES = ("", 'compute_capability = "13.0"')  # of the generation of its base, and of one to come
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+@pytest.mark.parametrize("dtype", ["nvfp4", "fp8", "bf16"])
+def test_a_better_part_in_a_file_is_never_slower(tmp_path: Path, identity: str, dtype: str) -> None:
+    """A chip to come: 22 TB/s of DRAM (the GB300 has 8), and more and more FLOPs a clock in a format."""
+    memory = {"dram_bytes_per_s": 22e12, "l2_bytes_per_clk": 14000.0}
+    base = kc.gpu("gb300").tensor_flops_per_clk_sm[dtype]
+    shapes = [
+        kc.Gemm(m=m, n=n, k=k, dtype=dtype, stack=stack)
+        for m in (16, 256, 4096, 16384)
+        for n, k in ((4096, 4096), (28672, 8192))
+        for stack in (None, "vllm", "sglang", "trtllm")
+    ]
+    layers = [kc.kernel("moe", tokens=tokens, hidden=7168, inter=2048, experts=256, topk=8, ep=8, dtype=dtype,
+                        stack="trtllm") for tokens in (64, 4096)]  # fmt: skip
+    times = [
+        [p.time_s for p in kc.predict_many([*shapes, *layers], from_file(tmp_path, identity, **memory, **rate))]
+        for rate in ({f"tensor_flops_per_clk_sm.{dtype}": base * factor} for factor in (1.0, 1.5, 7 / 3, 10 / 3, 10.0))
+    ]
+    for slower, faster in itertools.pairwise(times):
+        assert all(b <= a * (1 + 1e-9) for a, b in zip(slower, faster, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("identity", IDENTITIES)
+def test_a_better_number_in_a_file_is_never_slower(
+    tmp_path: Path, identity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from laws import WHOLE, table_of
+    from laws import times as times_of
+
+    columns, base = table_of(60, seed=12), kc.gpu("gb300")
+    for field in ("dram_bytes_per_s", "l2_bytes", "sm_count", "l2_bytes_per_clk", "clock_boost_hz", "link_bytes_per_s"):
+        value = base.number(field)
+        assert value
+        found = [
+            times_of(
+                columns, from_file(tmp_path, identity, **{field: round(value * f) if field in WHOLE else value * f})
+            )
+            for f in (1.0, 1.25, 2.0)
+        ]
+        for slower, faster in itertools.pairwise(found):
+            assert not (faster > slower * (1 + 1e-9)).any(), field
+
+
+def test_a_file_is_a_what_if_of_the_gpu_that_it_builds_on(tmp_path: Path) -> None:
+    call = kc.Gemm(m=16, n=28672, k=8192, stack="vllm")
+    fast = {"dram_bytes_per_s": 16e12}
+    file, asked = from_file(tmp_path, "", **fast), kc.gpu("gb300").replace(**fast)
+    of_file, of_what_if = kc.predict(call, file), kc.predict(call, asked)
+    assert (of_file.time_s, of_file.low_s, of_file.high_s) == (of_what_if.time_s, of_what_if.low_s, of_what_if.high_s)
+    assert of_file.support == of_what_if.support == "near" and origin_of(file) == kc.gpu("gb300")
+    # changes of it compose, and its own value changes nothing
+    assert kc.predict(call, file.replace(dram_bytes_per_s=8e12)).time_s == pytest.approx(
+        kc.predict(call, "gb300").time_s
+    )
+    assert kc.predict(call, file.replace(dram_bytes_per_s=16e12)).time_s == of_file.time_s
+
+
+def test_a_format_that_the_base_has_not_is_forecast_of_the_file_itself(tmp_path: Path) -> None:
+    path = tmp_path / "to_come.toml"
+    path.write_text('base = "h200_sxm"\nname = "New"\n[tensor_flops_per_clk_sm]\nnvfp4 = 16384\n')
+    found = kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="nvfp4"), str(path))
+    assert found.time_s >= found.bound_s and found.support != "seen"

@@ -250,7 +250,7 @@ def test_dtypes_are_those_that_the_hardware_has(gpu_id: str) -> None:
         assert ("nvfp4" in tensor) == (capability >= 10.0)
         assert ("int4" in tensor) == (7.5 <= capability < 9.0)
         assert ("fp64" in tensor) == (found.compute_capability in ("8.0", "9.0", "10.0", "10.3"))
-        assert "mxfp4" not in tensor
+        assert ("mxfp4" in tensor) == ("nvfp4" in tensor)
         assert "fp32" not in tensor
     else:
         assert ("mxfp4" in tensor) == (found.architecture == "cdna4")

@@ -194,6 +194,30 @@ def test_a_format_that_the_gpu_lacks_is_told_by_name_alone() -> None:
     assert found.support == "extrapolated" and np.isfinite(found.time_s)
 
 
+@pytest.mark.parametrize("stack_name", [None, "vllm", "sglang", "trtllm", "nccl", "torch"])
+@pytest.mark.parametrize("gpu", ["a100_sxm", "h100_sxm", "h200_sxm"])
+def test_a_collective_of_given_bytes_takes_as_long_in_fp16_as_in_bf16(gpu: str, stack_name: str | None) -> None:
+    """Engines' all-reduces were measured in bf16, NCCL's in fp16: the library decides, not the format."""
+    library = "nccl" if stack_name == "torch" else stack_name or "vllm"
+    for sent in (2**16, 2**20, 2**25):
+        asked = [
+            told("all_reduce", gpu, bytes=sent, world=4, stack=stack_name, dtype=dtype)
+            for dtype in ("fp16", "bf16", "fp32")
+        ]
+        assert len({(p.time_s, p.low_s, p.high_s, p.support) for p in asked}) == 1
+        assert {p.match.entry.configuration["stack"] for p in asked if p.match.entry} == {library}
+
+
+@pytest.mark.parametrize("stack_name", ["vllm", "sglang", "trtllm"])
+def test_what_was_measured_in_bf16_alone_answers_fp16(stack_name: str) -> None:
+    """The same bytes at the same rate: not the fp16 of another library on another GPU."""
+    for sizes in (DECODE, {**DECODE, "batch": 1, "q_len": 4096}):
+        asked, measured = (told("attention", "h100_sxm", **sizes, stack=stack_name, dtype=d) for d in ("fp16", "bf16"))
+        assert asked.match.entry is measured.match.entry and asked.support == "near"
+        assert asked.time_s == pytest.approx(measured.time_s, rel=1e-9)
+        assert asked.high_s > measured.high_s and asked.low_s < measured.low_s
+
+
 def test_the_nearest_kind_costs_the_least() -> None:
     def entry(**words: str) -> MeasuredConfiguration:
         return MeasuredConfiguration("gemm", "h100_sxm", {"layout": "tn", "inputs": None, **words}, {}, 10, {}, (), ())

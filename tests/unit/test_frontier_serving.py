@@ -11,6 +11,7 @@ import pytest
 from deployments import deployed, quiet
 from test_engine import asked
 
+import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.inference.deployment import Deployment
 from kernelcast.inference.infer import Inference, faster_kernels, infer
@@ -195,3 +196,16 @@ def test_an_engine_under_load_waits_for_it_too() -> None:
                          intervals=False)  # fmt: skip
         waits.append(float(found.request_times.ttft_s[0]))
     assert waits[0] < 0.1 and waits[1] == pytest.approx(48 * 1e-2, rel=1e-3)
+
+
+def test_gpt_oss_by_the_backend_that_tensorrt_llm_benchmarks_keeps_its_8_bit_activations() -> None:
+    """On Blackwell the performance overview runs CUTLASS, the default is trtllm-gen: both with 8 bits, neither with the
+    16 bits of the checkpoint, which take four times as long."""
+    steps = {
+        backend: kc.infer("gpt-oss-20b", gpu="b200_sxm", stack="trtllm", batch=2048, input_len=1000, output_len=8,
+                          kv_dtype="fp8", moe_backend=backend)
+        for backend in (None, "trtllm", "cutlass", "triton")
+    }  # fmt: skip
+    assert steps["trtllm"].tpot.value == steps[None].tpot.value
+    assert steps["cutlass"].tpot.value < 1.5 * steps[None].tpot.value
+    assert steps["triton"].tpot.value > 1.5 * steps[None].tpot.value  # with 16 bits

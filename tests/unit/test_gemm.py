@@ -184,3 +184,22 @@ def test_a_matrix_with_a_vector_is_the_vector_with_the_transposed_matrix() -> No
     flat = kc.predict(kc.kernel("bmm", batch=18, m=1, n=256, k=2560), "h200_sxm")
     assert tall.limits == flat.limits
     assert tall.time_s == pytest.approx(8.8e-6, rel=0.5)  # as measured: not tiles of 64 x 64 over a column, 48 us
+
+
+def test_mxfp4_runs_at_the_rate_of_its_activations() -> None:
+    """An MI355X: 2 x 8192^3 FLOPs at 10,066 TFLOPS are 109 us, at fp8's 5,033 218 us, at 16 bits' 2,517 437 us."""
+    flops = 2 * 8192**3
+    for dtype, peak in (("w4a4_mxfp4", 10066.3e12), ("mxfp4_fp8", 5033.2e12), ("mxfp4", 2516.6e12)):
+        found = kc.predict(kc.Gemm(m=8192, n=8192, k=8192, dtype=dtype), "mi355x")
+        assert found.limits["tensor"] == pytest.approx(flops / peak, rel=0.01)
+    # all have the weights of 4 bits: 4.25 with the scales
+    small = {d: kc.predict(kc.Gemm(m=1, n=8192, k=8192, dtype=d), "mi355x") for d in ("w4a4_mxfp4", "mxfp4", "bf16")}
+    assert small["w4a4_mxfp4"].limits["dram"] == pytest.approx(8192**2 * 4.25 / 8 / 8e12, rel=0.01)
+    assert small["mxfp4"].limits["dram"] == pytest.approx(small["bf16"].limits["dram"] * 4.25 / 16, rel=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "measured"), [("w4a4_mxfp4", "nvfp4"), ("mxfp4", "int4")])
+def test_a_format_that_nobody_measured_is_answered_by_one_of_its_widths(dtype: str, measured: str) -> None:
+    for gpu_id in ("b200_sxm", "mi355x"):
+        found = kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype=dtype), gpu_id)
+        assert found.answered_as["dtype"] == {"asked": dtype, "answered": measured} and found.support != "seen"

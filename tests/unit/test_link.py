@@ -62,11 +62,12 @@ def test_the_file_is_a_fabric_wherever_one_is_named(tmp_path: Path) -> None:
     assert found.latency_s == pytest.approx(LATENCY_S, rel=1e-3)
     assert fabric_type(str(path)) == "nvlink4" and found.source.startswith("measured")
     # slower than the H200's 450 GB/s: an all-reduce of 1 GiB takes longer, in proportion to the link
-    call = {"bytes": 2**30, "world": 8, "dtype": "bf16", "stack": "nccl"}
-    own = kc.predict(kc.kernel("all_reduce", **call), "h200_sxm")
-    measured = kc.predict(kc.kernel("all_reduce", **call, fabric=str(path)), "h200_sxm")
-    assert measured.time_s / own.time_s == pytest.approx(450e9 * SUSTAINED / RATE, rel=0.05)
-    assert measured.support == own.support
+    for dtype in ("bf16", "fp16"):
+        call = {"bytes": 2**30, "world": 8, "dtype": dtype, "stack": "nccl"}
+        own = kc.predict(kc.kernel("all_reduce", **call), "h200_sxm")
+        measured = kc.predict(kc.kernel("all_reduce", **call, fabric=str(path)), "h200_sxm")
+        assert measured.time_s / own.time_s == pytest.approx(450e9 * SUSTAINED / RATE, rel=0.05)
+        assert measured.support == own.support
     # as the link of a GPU file, beside it
     (tmp_path / "mine.toml").write_text('base = "h200_sxm"\nname = "mine"\nlink_kind = "my_link.toml"\n')
     mine = load_gpu(tmp_path / "mine.toml")

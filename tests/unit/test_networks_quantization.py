@@ -26,6 +26,13 @@ def compressed(one: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": one}, "ignore": ["lm_head"], **more}
 
 
+def quark(weights: str, inputs: str | None, size: int | None = 32, **more: Any) -> dict[str, Any]:
+    """As AMD Quark writes it, --quant_scheme w_mxfp4_a_mxfp4 and the like."""
+    tensors = [kind and {"dtype": kind, "group_size": size, "scale_format": "e8m0"} for kind in (weights, inputs)]
+    everywhere = {"weight": tensors[0], "input_tensors": tensors[1], "output_tensors": None}
+    return {"quant_method": "quark", "global_quant_config": everywhere, "exclude": ["lm_head"], **more}
+
+
 FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 EXPERTS_ALONE = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
 
@@ -43,6 +50,17 @@ EXPERTS_ALONE = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*
         (compressed(group((8, "int"), (8, "int"))), "int8"),
         (compressed(group((4, "int"), None, group_size=128)), "int4"),
         (compressed(group((4, "float"), (4, "float"), group_size=16)), "nvfp4"),
+        (compressed(group((4, "float"), None, group_size=32), format="mxfp4-pack-quantized"), "mxfp4"),
+        (compressed(group((4, "float"), (8, "float"), group_size=32), format="mxfp4-pack-quantized"), "mxfp4_fp8"),
+        (compressed(group((4, "float"), (4, "float"), group_size=32), format="mxfp4-pack-quantized"), "w4a4_mxfp4"),
+        (quark("fp4", None), "mxfp4"),
+        (quark("fp4", "fp4"), "w4a4_mxfp4"),
+        (quark("fp4", "fp8_e4m3"), "mxfp4_fp8"),
+        (quark("fp8_e4m3", "fp8_e4m3", None), "fp8"),
+        (
+            quark("fp4", "fp4", layer_quant_config={"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}),
+            "w4a4_mxfp4, KV cache fp8",
+        ),
         (compressed(group((8, "float"), (8, "float")), kv_cache_scheme=FP8_CACHE), "fp8, KV cache fp8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "fp8, KV cache fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "nvfp4"),
@@ -62,6 +80,9 @@ def test_of_a_dense_model(quantization: dict[str, Any], label: str) -> None:
             "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
             "model.layers.0.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}}, "fp8, experts nvfp4"),
         ({"quant_method": "gptq", "bits": 4}, "int4"),
+        (quark("fp4", "fp4", exclude=["lm_head", "*self_attn*", "*.gate"]), "bf16, experts w4a4_mxfp4"),
+        (quark("fp4", "fp4", layer_quant_config={"*self_attn*": quark("fp8_e4m3", "fp8_e4m3")["global_quant_config"]}),
+         "fp8, experts w4a4_mxfp4"),
         # two of 48 layers kept whole: the others tell
         ({"quant_method": "fp8", "modules_to_not_convert": [f"model.layers.{n}.self_attn.q_proj" for n in (0, 47)]},
          "fp8"),
@@ -76,6 +97,8 @@ def test_of_a_model_with_experts(quantization: dict[str, Any], label: str) -> No
     [
         ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes weights"),
+        (quark("fp4", "fp4", 16), "quark's scales of more than one level"),
+        (quark("int8", None, None), "quark's int8 weights with 16-bit activations"),
         (compressed(group((4, "float"), None)), "4-bit float weights with 16-bit float activations"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt's W4A8_AWQ"),
     ],
@@ -107,6 +130,8 @@ def test_stored_weights_run_alone_where_a_gpu_has_not_their_arithmetic() -> None
     assert kinds.runs("fp8", ampere) == "int8_wo" and kinds.runs("fp8", hopper) == "fp8"
     assert Precision("fp8").runs("fp8", ampere) == "fp8"  # asked for: refused where it is predicted
     assert Precision("nvfp4", stored=True).runs("nvfp4", hopper) == "int4"
+    four = Precision("w4a4_mxfp4", stored=True)
+    assert four.runs("w4a4_mxfp4", hopper) == "mxfp4" and four.runs("w4a4_mxfp4", gpu("mi355x")) == "w4a4_mxfp4"
 
 
 def test_a_cache_that_is_asked_for_wins() -> None:

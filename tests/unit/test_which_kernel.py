@@ -188,6 +188,18 @@ def test_served_experts_may_run_as_another_format() -> None:
     assert served_experts("vllm", gpu("p100_sxm"), "bf16") == ("bf16", None)
 
 
+def test_a_backend_that_an_engine_is_told_to_take_keeps_the_format_that_it_serves() -> None:
+    """TensorRT-LLM quantises activations of gpt-oss to 8 bits on Blackwell in both of its kernels, not in Triton's;
+    vLLM's CUTLASS experts stay in fp8 with one scale a tensor."""
+    for backend in ("trtllm", "cutlass"):
+        assert served_experts("trtllm", gpu("b200_sxm"), "mxfp4", backend) == ("mxfp4_fp8", backend)
+    assert served_experts("trtllm", gpu("b200_sxm"), "mxfp4", "triton") == ("mxfp4", "triton")
+    assert served_experts("trtllm", gpu("h200_sxm"), "mxfp4", "triton") == ("mxfp4", "triton")
+    assert served_experts("sglang", gpu("b200_sxm"), "mxfp4", "trtllm") == ("mxfp4_fp8", "trtllm")
+    assert served_experts("vllm", gpu("h100_sxm"), "fp8", "cutlass") == ("fp8", "cutlass")
+    assert served_experts("vllm", gpu("p100_sxm"), "bf16", "triton") == ("bf16", "triton")
+
+
 # ---- inheritance ----
 
 

@@ -19,7 +19,7 @@ from kernelcast.results import LEVELS
 
 # of the tensor cores' formats, the wider first
 WIDTH_BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_block": 8, "int8": 8,
-              "nvfp4": 4, "int4": 4, "int8_wo": 8, "mxfp4": 4, "mxfp4_fp8": 4}  # fmt: skip
+              "nvfp4": 4, "int4": 4, "int8_wo": 8, "mxfp4": 4, "mxfp4_fp8": 4, "w4a4_mxfp4": 4}  # fmt: skip
 ALIGNED_BYTES = 16  # what TMA and the widest loads need of every row
 _PRODUCTS = ("gemm", "bmm")
 _SUMMED = ("time_us", "low_us", "high_us", "ceiling_us", "bound_us", "flops", "moved_bytes", "dram_bytes",

@@ -35,7 +35,7 @@ LOWEST_CLOCK = 0.35  # of the full clock: a lower limit is met by idling
 MEMORY = ("dram", "link")  # have a voltage and a clock of their own
 # Formats whose tensor cores are taken to draw what those of another do at full rate.
 _LIKE = {"fp16": "bf16", "int4": "bf16", "int8_wo": "bf16", "mxfp4": "bf16", "mxfp4_fp8": "fp8", "fp8_block": "fp8",
-         "int8": "fp8", "nvfp4": "fp8", "fp64": "tf32", "fp32": "tf32"}  # fmt: skip
+         "int8": "fp8", "nvfp4": "fp8", "w4a4_mxfp4": "fp8", "fp64": "tf32", "fp32": "tf32"}  # fmt: skip
 _TENSOR = ("bf16", "fp8", "tf32")  # formats that were measured
 _WIDER = {"seen": 1.0, "near": 2.0, "extrapolated": 4.0}  # powers of the interval's factors
 

@@ -326,9 +326,11 @@ def predictor_input(
     if not supports_dtype(gpu, str(choices["dtype"])):  # the networks know the format, the GPU has no such arithmetic
         choices, dtype = {**choices, "dtype": match.configuration["dtype"]}, choices["dtype"]
     measured = analysed(kernel.with_choices(calls, choices), dtype)
-    if all(name == "gpu" for name, _, _ in match.substituted):
+    asked = kernel.with_choices(calls, match.configuration)
+    other_link = asked.choice("fabric") != measured.calls.choice("fabric")  # of the measured type, with its own rate
+    if all(name == "gpu" for name, _, _ in match.substituted) and not other_link:
         return measured
-    return replace(analysed(kernel.with_choices(calls, match.configuration)), measured=measured)
+    return replace(analysed(asked), measured=measured)
 
 
 def _predicted(
@@ -336,6 +338,8 @@ def _predicted(
 ) -> Predictions:
     """Calls of one configuration: the machine, then the predictor."""
     predictor, origin = conditions.loaded_predictor, origin_of(gpu)
+    if origin is not None and supports_dtype(gpu, calls.dtype.name) > supports_dtype(origin, calls.dtype.name):
+        origin = None  # the format is new, so that there is no time which a ratio could scale
     if origin is not None and (spread := predictor.what_if_spread(kernel.family)) is not None:
         return _what_if(kernel, calls, gpu, origin, conditions, rotations, match, spread)
     given = predictor_input(kernel, calls, gpu, rotations, predictor, match=match, without=conditions.without)

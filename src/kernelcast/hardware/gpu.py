@@ -46,6 +46,7 @@ class Gpu(HtmlRepr):
     instruction_path: str = ""  # of matrix products, one of PATHS; "": as its compute capability has it
     aliases: tuple[str, ...] = ()
     unit_of: str | None = None  # the catalogued GPU that this is a measured unit of: forecasts rest on it
+    base: str | None = field(default=None, compare=False)  # the catalogued GPU that its file changes the numbers of
     # compute
     sm_count: int
     clock_base_hz: float
@@ -218,7 +219,7 @@ RATE_TABLES = ("tensor_flops_per_clk_sm", "fma_flops_per_clk_sm", "sustained_ten
 IDENTITY = (
     "id", "name", "vendor", "architecture", "compute_capability", "instruction_path", "aliases", "unit_of", "link_kind",
 )  # fmt: skip
-_NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "changes", "origin")
+_NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "changes", "origin", "base")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NUMBERS)
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")
 FRACTIONS = ("sustained_tensor_fraction", "sustained_tensor_fractions", "long_tensor_fraction",

@@ -45,12 +45,26 @@ def gpu(name: str | Path | Gpu, **changes: float) -> Gpu:
 
 def origin_of(gpu: Gpu) -> Gpu | None:
     """The GPU whose forecast this one's is derived from, by what physics says of the numbers that differ; None where it
-    has its own. Of a what-if the GPU that was changed; of a measured unit the catalogued one. A GPU is its numbers: a
-    file that has the name of a catalogued one and other numbers is a what-if of it."""
-    if gpu.origin is None and gpu.known_as in gpu_ids():
+    has its own. Of a what-if the GPU that was changed; of a measured unit the catalogued one; of a file the catalogued
+    one that it builds on. A GPU is its numbers: a file that has the name of a catalogued one and other numbers is a
+    what-if of it."""
+    if gpu.origin is not None:
+        return gpu.origin
+    if gpu.known_as in gpu_ids():
         catalogued = _catalogued(gpu.known_as)
         return None if gpu is catalogued or gpu == catalogued else catalogued
-    return gpu.origin
+    return _base_of(gpu) if gpu.base else None
+
+
+def _base_of(gpu: Gpu) -> Gpu:
+    """The GPU that a file builds on. Where the file says that it is of another generation or has another type of link,
+    that GPU's numbers under the file's identity: other kernels run there, and the numbers alone are a what-if."""
+    base = _catalogued(str(gpu.base))
+    kinds = [(each.compute_capability, each.instruction_path, fabric_type(each.link_kind)) for each in (gpu, base)]
+    if kinds[0] == kinds[1]:
+        return base
+    identity = {name: getattr(gpu, name) for name in IDENTITY}
+    return dataclasses.replace(base, **identity, base=None, sources={**base.sources, **gpu.sources})
 
 
 def root_of(gpu: Gpu) -> Gpu:
@@ -137,6 +151,8 @@ def _merged(path: Path, raw: dict[str, Any], chain: tuple[str, ...]) -> tuple[di
         values, sources = _merged(below, read_toml(below, "GPU file"), (*chain, path.stem))
         for inherited in ("aliases", "unit_of", "published_flops_per_s"):  # they belong to the base alone
             values.pop(inherited, None)
+        if below.parent == CATALOGUE and below.stem in gpu_ids():
+            values["base"] = below.stem
         sources = {k: v for k, v in sources.items() if not k.startswith("published_flops_per_s.")}
     keys = raw.pop("sources", {})
     for name, entry in raw.items():

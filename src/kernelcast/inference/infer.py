@@ -306,7 +306,7 @@ class _PendingResults:
 
 _FAR = 2.0  # times as long
 # Formats of experts, by width
-_AS_WIDE = (("fp8", "fp8_block", "int8"), ("nvfp4", "int4", "mxfp4", "mxfp4_fp8"), ("bf16", "fp16"))
+_AS_WIDE = (("fp8", "fp8_block", "int8"), ("nvfp4", "int4", "mxfp4", "mxfp4_fp8", "w4a4_mxfp4"), ("bf16", "fp16"))
 _OP = "moe"
 
 

@@ -331,7 +331,7 @@ def dispatch_combine(ctx: PassContext, block: Experts, count: int) -> DispatchCo
 
 def _one_byte(ctx: PassContext) -> bool:
     """Whether tokens are dispatched in 8 bits, the format of the experts' products."""
-    return ctx.routed not in ("bf16", "fp16", "fp32", "tf32", "int4", "int8_wo", "mxfp4")
+    return find_dtype(ctx.routed).act_bytes < 2
 
 
 def _nccl(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
@@ -421,10 +421,7 @@ def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     there, back, backend = dispatch_combine(ctx, block, count)
     beside = "all" if ctx.deployment.overlap else ""
     yield from (replace(launch, overlaps=beside) for launch in there)
-    dtype = ctx.routed
-    kernel: str | None = ctx.stack.moe_backend or backend
-    if kernel is None:  # a requested kernel runs in the requested format
-        dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, dtype)
+    dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, ctx.routed, ctx.stack.moe_backend or backend)
     yield ctx.launch("experts", "moe", count, tokens=ctx.tokens * layout.dp, hidden=width, inter=block.inter,
                    experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, **ctx.deployment.routed,
                    **ctx.deployment.slots(block.experts),

@@ -1,15 +1,15 @@
 """Number formats of a served model: its weights, the activations between them, and the KV cache; and what a
 checkpoint's ``quantization_config`` says of them.
 
-Read: fp8 (DeepSeek, Qwen), fbgemm_fp8, mxfp4, awq, gptq, compressed-tensors, modelopt. Of a format without kernels here
-the reason is kept for the message to a user who gives no dtype.
+Read: fp8 (DeepSeek, Qwen), fbgemm_fp8, mxfp4, awq, gptq, compressed-tensors, modelopt, quark. Of a format without
+kernels here the reason is kept for the message to a user who gives no dtype.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -21,9 +21,11 @@ from kernelcast.models.fields import Fields, layer_count
 from kernelcast.models.layers import Dense
 from kernelcast.ops.dtypes import find_dtype, supports_dtype
 
-WEIGHTS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp8_block", "int8", "int4", "nvfp4", "int8_wo", "mxfp4", "mxfp4_fp8")
+WEIGHTS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp8_block", "int8", "int4", "nvfp4", "int8_wo", "mxfp4", "mxfp4_fp8",
+           "w4a4_mxfp4")  # fmt: skip
 # What quantised weights run as where the GPU has no arithmetic of their format: weight-only kernels (Marlin)
-WEIGHT_ONLY = {"nvfp4": "int4", "fp8": "int8_wo", "fp8_block": "int8_wo", "int8": "int8_wo"}
+WEIGHT_ONLY = {"nvfp4": "int4", "fp8": "int8_wo", "fp8_block": "int8_wo", "int8": "int8_wo", "mxfp4_fp8": "mxfp4",
+               "w4a4_mxfp4": "mxfp4"}  # fmt: skip
 CACHE = ("bf16", "fp16", "fp8")
 _UNQUANTISED = ("bf16", "fp16", "fp32", "tf32")
 # Modules that identify a part of a layer; engines and exporters use the same names, except for Nemotron-H's.
@@ -31,7 +33,8 @@ _ATTENTION = ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.o_proj")
 _NEMOTRON_ATTENTION = ("mixer.in_proj", "mixer.out_proj", "mixer.q_proj", "mixer.o_proj")
 # a config with one of these has experts
 _OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W8A8_SQ_PER_CHANNEL": "int8", "INT8_SQ": "int8"}
+_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W8A8_SQ_PER_CHANNEL": "int8", "INT8_SQ": "int8",
+             "W4A16_MXFP4": "mxfp4", "W4A8_MXFP4_MXFP8": "mxfp4_fp8", "W4A8_MXFP4_FP8": "mxfp4_fp8"}  # fmt: skip
 _SCHEMES: Mapping[Any, str] = {  # compressed-tensors: bits and type of weights and of activations
     ((8, "int"), (8, "int")): "int8",
     ((4, "int"), (16, "float")): "int4",
@@ -40,8 +43,17 @@ _SCHEMES: Mapping[Any, str] = {  # compressed-tensors: bits and type of weights 
     ((4, "float"), (4, "float")): "nvfp4",
 }
 _FP4 = "mxfp4"
+_MXFP4 = {16: _FP4, 8: "mxfp4_fp8", 4: "w4a4_mxfp4"}  # compressed-tensors: by bits of activations
+_QUARK: Mapping[Any, str] = {  # AMD Quark: of weights and of activations; groups of 32 in fp4
+    ("fp4", None): "mxfp4",
+    ("fp4", "fp8_e4m3"): "mxfp4_fp8",
+    ("fp4", "fp4"): "w4a4_mxfp4",
+    ("fp8_e4m3", "fp8_e4m3"): "fp8",
+    ("int8", "int8"): "int8",
+    ("int4", None): "int4",
+}
 _ONE_LAYER = re.compile(r".*\blayers\.\d+\.(.+)")
-_EXCLUDED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
+_EXCLUDED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,8 @@ def _cache(config: Mapping[str, Any]) -> str | None:
     """fp8 where the checkpoint has scales of keys and values; engines then cache them so."""
     scheme = config.get("kv_cache_scheme")
     scaled = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+    outputs = ((each or {}).get("output_tensors") or {} for each in (config.get("layer_quant_config") or {}).values())
+    scaled = scaled or any(str(each.get("dtype")).startswith("fp8") for each in outputs)  # Quark: of the projections
     return "fp8" if scaled or str(config.get("kv_cache_quant_algo")).upper() == "FP8" else None
 
 
@@ -204,11 +218,12 @@ def _part(config: Mapping[str, Any], method: str, modules: Iterable[str], exclud
         return {4: "int4", 8: "int8_wo"}.get(bits, f"{method} of {bits} bits")
     if method.startswith("modelopt"):
         return _of_modelopt(config, quantised)
+    if method == "quark":
+        return _of_quark(config, quantised)
     groups = config.get("config_groups")
-    if method == "compressed-tensors" and str(config.get("format")).startswith("mxfp4"):
-        return _FP4
     if method == "compressed-tensors" and isinstance(groups, Mapping):
-        return _of_groups(groups.values(), quantised)
+        microscaling = str(config.get("format")).startswith("mxfp4")
+        return _of_groups(groups.values(), quantised, _microscaled if microscaling else _scheme)
     return f"{method} weights"
 
 
@@ -224,13 +239,29 @@ def _of_modelopt(config: Mapping[str, Any], modules: Iterable[str]) -> str | Non
     return _MODELOPT.get(algorithm, f"modelopt's {algorithm}")
 
 
-def _of_groups(groups: Iterable[Any], modules: Iterable[str]) -> str | None:
+def _of_quark(config: Mapping[str, Any], modules: Iterable[str]) -> str:
+    """The format of the first entry of these modules, else that of all layers."""
+    layers = (config.get("layer_quant_config") or {}).items()
+    named = (settings for pattern, settings in layers if any(_covers(pattern, module) for module in modules))
+    settings = next(named, config.get("global_quant_config") or {})
+    tensors = (settings.get("weight") or {}, settings.get("input_tensors") or {})
+    if any(not isinstance(each, Mapping) or each.get("group_size") not in (None, 32, 128) for each in tensors):
+        return "quark's scales of more than one level"  # of NVFP4, or int4 under fp8
+    weights, inputs = (each.get("dtype") for each in tensors)
+    return _QUARK.get((weights, inputs), f"quark's {weights} weights with {inputs or '16-bit'} activations")
+
+
+def _of_groups(groups: Iterable[Any], modules: Iterable[str], scheme: Callable[[Any, Any], str]) -> str | None:
     """The format of the first group that has one of these modules."""
     for group in groups:
         targets = group.get("targets") or ["Linear"]
         if any(target == "Linear" or _covers(target, module) for target in targets for module in modules):
-            return _scheme(group.get("weights") or {}, group.get("input_activations"))
+            return scheme(group.get("weights") or {}, group.get("input_activations"))
     return None
+
+
+def _microscaled(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> str:
+    return _MXFP4[inputs["num_bits"] if inputs else 16]
 
 
 def _scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> str:

@@ -43,7 +43,8 @@ _ROW_THREADS = 256.0
 class AttentionLayer(OverCache):
     """Parameters of all layers; sizes are those of one rank."""
 
-    dtypes = ("fp16", "bf16", "fp8", "fp8_block", "nvfp4", "int8", "int8_wo", "int4")
+    dtypes = ("fp16", "bf16", "fp8", "fp8_block", "nvfp4", "int8", "int8_wo", "int4", "mxfp4", "mxfp4_fp8",
+              "w4a4_mxfp4")  # fmt: skip
     trailing_parameters: ClassVar[tuple[str, ...]] = ("causal", "page_size", "kv_dtype", "backend", "fused")
     batch_parameter = "batch"
 

@@ -334,6 +334,12 @@ class Kernel:
         return filled
 
     @classmethod
+    def alike(cls, name: str, value: str | None, other: str | None) -> bool:
+        """Whether two values of a choice take the same time, so that what was measured of one is of the other: what is
+        stored in fp16 or bf16 has the same bytes (``dtype`` names the arithmetic too)."""
+        return name != "dtype" and {value, other} == {"fp16", "bf16"}
+
+    @classmethod
     def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
         """The calls with the configuration's values, as far as their choices have them."""
         options = {name: (None, *parameters_of(cls)[name].options) for name in calls.choices}

@@ -100,10 +100,17 @@ class _Collective(Kernel):
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        """Evidence is of the GPU's link, unless another type is named."""
-        named = configuration["fabric"]
+        """Evidence is of the GPU's link, unless another type is named. PyTorch's collectives are NCCL's."""
+        named, stack = configuration["fabric"], configuration["stack"]
         native = named in (None, _GPU_LINK) or fabric_type(str(named)) == fabric_type(gpu.link_kind)
-        return {**configuration, "fabric": _GPU_LINK if native else named}
+        library = "nccl" if stack in ("torch", "torch_eager") else stack
+        return {**configuration, "fabric": _GPU_LINK if native else named, "stack": library}
+
+    @classmethod
+    def alike(cls, name: str, value: str | None, other: str | None) -> bool:
+        """Bytes are given, so formats that the same algorithms add up are alike: engines' all-reduces were measured in
+        bf16, NCCL's in fp16."""
+        return (name == "dtype" and {value, other} <= set(_SWITCH_DTYPES)) or super().alike(name, value, other)
 
     @classmethod
     def algorithms(cls, message: CollectiveMessage) -> list[Algorithm]:

@@ -22,8 +22,9 @@ class DType:
 # Scales count: fp8_block has an fp32 scale per 128 activations (and per 128x128 weights, negligible);
 # nvfp4 an fp8 scale per 16 elements; int4 weight-only an fp16 scale per group of 128. int8_wo: weights alone have 8
 # bits (integers, or fp8 on a GPU without its arithmetic, as Marlin runs it), one scale per column. mxfp4 (OCP's
-# microscaling formats): 4-bit floats with one exponent for 32, beside 16-bit activations or (mxfp4_fp8) 8-bit ones with
-# an exponent for 32 too.
+# microscaling formats): 4-bit floats with one exponent for 32, beside 16-bit activations, 8-bit ones with an exponent
+# for 32 too (mxfp4_fp8), or 4-bit ones (w4a4_mxfp4). TensorRT-LLM calls the first two W4A16_MXFP4 and W4A8_MXFP4_MXFP8,
+# vLLM and AMD Quark the first and the last w_mxfp4 and w_mxfp4_a_mxfp4.
 _ALL = (
     DType("fp32", 4, 4, 4, "fp32"),
     DType("tf32", 4, 4, 4, "tf32"),
@@ -37,6 +38,7 @@ _ALL = (
     DType("int8_wo", 2, 1, 2, "fp16"),
     DType("mxfp4", 2, 0.5 + 1 / 32, 2, "fp16"),
     DType("mxfp4_fp8", 1 + 1 / 32, 0.5 + 1 / 32, 2, "fp8"),
+    DType("w4a4_mxfp4", 0.5 + 1 / 32, 0.5 + 1 / 32, 2, "mxfp4"),
 )
 DTYPES = {d.name: d for d in _ALL}
 
@@ -45,6 +47,15 @@ def find_dtype(name: str) -> DType:
     if name not in DTYPES:
         raise unknown("dtype", name, DTYPES)
     return DTYPES[name]
+
+
+def same_widths(name: str | None, other: str | None) -> bool:
+    """Whether operands of two formats have as many bits, 16 or fewer (scales aside): fp16 and bf16, int4 and mxfp4,
+    nvfp4 and w4a4_mxfp4."""
+    if name not in DTYPES or other not in DTYPES:
+        return False
+    bits, others = ([round(8 * each) for each in (DTYPES[n].act_bytes, DTYPES[n].weight_bytes)] for n in (name, other))
+    return bits == others and max(bits) <= 16
 
 
 def supports_dtype(gpu: Gpu, name: str) -> bool:

@@ -68,7 +68,7 @@ def _check(entry: KernelChoice) -> None:
         if name not in ("*", *kernel.dtypes):
             raise unknown("dtype", name, kernel.dtypes)
     options = parameters_of(kernel)["backend"].options if "backend" in parameters_of(kernel) else ()
-    for backend in (entry.backend, entry.served_backend):
+    for backend in (entry.backend, *entry.served_backends):
         if backend is not None and backend not in options:
             raise unknown("backend", backend, options)
     if entry.tiles:
@@ -107,12 +107,16 @@ def default_backend(op: str, gpu: Gpu, dtype: str, stack: str | None = None) -> 
     return entry.backend
 
 
-def served_experts(stack: str, gpu: Gpu, dtype: str) -> tuple[str, str | None]:
-    """Format and backend of the measured kernel that a served model's experts run as."""
+def served_experts(stack: str, gpu: Gpu, dtype: str, requested: str | None = None) -> tuple[str, str | None]:
+    """Format and backend of the measured kernel that a served model's experts run as. ``requested``: the backend that
+    the engine is told to take, which runs in the format given unless the engine serves another one by it."""
     entry = kernel_choice(stack, gpu, "moe", dtype, exact_stack=True)
     if entry is None:
-        return dtype, None
-    return entry.served_dtype or dtype, entry.served_backend or entry.backend
+        return dtype, requested
+    backends = entry.served_backends or (entry.backend,)
+    if requested is None or requested in backends:
+        return entry.served_dtype or dtype, requested or backends[0]
+    return dtype, requested
 
 
 def selected_kernel(

@@ -54,7 +54,7 @@ class Moe(GroupedKernel):
     """A fused mixture-of-experts layer on one rank of tp x ep: hidden, inter and experts are the whole model's."""
 
     op = "moe"
-    dtypes = (*GroupedKernel.dtypes, "int8_wo", "mxfp4", "mxfp4_fp8")
+    dtypes = (*GroupedKernel.dtypes, "int8_wo", "mxfp4", "mxfp4_fp8", "w4a4_mxfp4")
     examples = (
         {"tokens": 1024, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2},
         {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "block_m": 16, "block_n": 64,

@@ -49,7 +49,9 @@ class KernelChoice:
     path: str = ""  # where it is not the family's: fp32 products run on vector units
     tiles: str = ""  # what gives the tiles, in ops/: "gemm.matrix_unit"
     served_dtype: str | None = None  # a served model's experts of this format are forecast in this one,
-    served_backend: str | None = None  # and with this backend: what campaigns timed is not what is served
+    served_backends: tuple[
+        str, ...
+    ] = ()  # by these backends, first the usual; (): by ``backend``, as campaigns timed it
     note: str = ""  # why it differs from what was measured, where it does
     sources: tuple[str, ...]
 
@@ -147,7 +149,11 @@ def _expand(raw: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[Kern
     if not keys:
         raise KernelcastError(f"{where}: source is missing")
     refuse_unknown(f"source in {where}", keys, sources)
-    rest = {name: value for name, value in raw.items() if name not in ("source", *matched)}
+    rest = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in raw.items()
+        if name not in ("source", *matched)
+    }
     for values in itertools.product(*matched.values()):
         combination = dict(zip(matched, values, strict=True))
         yield _build(KernelChoice, where, {**rest, **combination, "sources": tuple(sources[key] for key in keys)})
@@ -161,7 +167,7 @@ def _check(
 ) -> None:
     where = _name(entry.key)
     refuse_unknown(f"family of {where}", [entry.family], families)
-    refuse_unknown(f"backend of {where}", [name for name in (entry.backend, entry.served_backend) if name], backends)
+    refuse_unknown(f"backend of {where}", [name for name in (entry.backend, *entry.served_backends) if name], backends)
     refuse_unknown(f"path of {where}", [entry.path] if entry.path else [], PATHS)
     for name in ("stack", "op", "dtype", "kv_dtype", "phase"):
         value = getattr(entry, name)

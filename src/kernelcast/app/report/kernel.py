@@ -36,7 +36,7 @@ from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.evidence import EvidenceMatch
 from kernelcast.forecast.predict import LaunchedKernel, Prediction
 from kernelcast.forecast.table import plain
-from kernelcast.hardware import Gpu
+from kernelcast.hardware import Gpu, origin_of
 from kernelcast.ops import REGISTRY, Kernel, kernel_class, parameters_of
 from kernelcast.results import SUPPORT
 
@@ -171,6 +171,8 @@ def _rests_on(prediction: Prediction, gpu: Gpu | None = None, conditions: Condit
         grid.add_row(
             "  unit", f"of {gpu.unit_of}: its forecast, times what physics says of the numbers that were measured"
         )
+    elif gpu is not None and gpu.base and origin_of(gpu):
+        grid.add_row("  base", f"{gpu.base}: its forecast, times what physics says of the numbers that differ")
     if prediction.match.text:
         grid.add_row("  answered as", prediction.match.text)
     grid.add_row("  predictor", f"{prediction.predictor}, kernelcast {__version__}")
@@ -250,6 +252,7 @@ def prediction_fields(prediction: Prediction, gpu: Gpu, conditions: Conditions) 
         **prediction.to_dict(),
         "gpu_id": gpu.id,
         "gpu_unit_of": gpu.unit_of,
+        "gpu_base": gpu.base if origin_of(gpu) else None,
         "gpu_changes": dict(gpu.changes),
         "cache": cache_name(conditions),
         "without": list(conditions.without),

@@ -106,7 +106,7 @@ function peaksOf(answer, gpu) {
   const given = answer.parameters.dtype;
   const dtype = [
     given,
-    { fp8_block: "fp8", mxfp4_fp8: "fp8", mxfp4: "nvfp4", fp32: "tf32" }[given],
+    { fp8_block: "fp8", mxfp4_fp8: "fp8", w4a4_mxfp4: "mxfp4", fp32: "tf32" }[given],
     "bf16",
     "fp16",
   ].find((entry) => entry && tensor[entry] > 0);
