@@ -58,6 +58,7 @@ class Stack(Library):
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
     static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
+    offline_sequence_s: float = 0.0  # the same where no server streams tokens
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
     prompt_factor: float = 1.0  # measured over forecast time of a prefill, where a server was measured
@@ -98,7 +99,7 @@ class Stack(Library):
     def without_server(self) -> Stack:
         """The engine in the process that uses it (``LLM.generate``), given token ids: no HTTP front end, no queues
         between processes, and no token is detokenized or streamed before a request ends."""
-        return replace(self, request_s=0.0, front_s=0.0, token_s=0.0, sequence_s=0.0)
+        return replace(self, request_s=0.0, front_s=0.0, token_s=0.0, sequence_s=self.offline_sequence_s)
 
     @property
     def _share(self) -> str:

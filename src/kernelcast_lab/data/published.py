@@ -133,7 +133,7 @@ def offline_throughput(row: Row) -> Mapping[str, Any]:
     if name.startswith("deepseek") and row["weights"] == "FP8":
         formats = {}  # the checkpoint's own block format
     target, lengths = known_gpu(row["gpu"]), {"input_len": int(row["isl"]), "output_len": int(row["osl"])}
-    requests = {"num_prompts": 1500, "request_rate": float("inf"), **lengths}
+    requests = {"num_prompts": 1500, "offline": True, **lengths}
     return {"gpu": target, "model": name, "stack": "trtllm", "release": row["trtllm"].strip("v"), "command": "simulate",
             "measured": {"output_throughput": row["output_tok_s_total"]},
             "parameters": {"model": name, "gpu": target, "stack": "trtllm", "kv_dtype": "fp8", **formats, **parallel,
