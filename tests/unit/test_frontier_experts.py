@@ -11,9 +11,10 @@ from deployments import deployed
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Launch
 from kernelcast.inference.batch import Batch
-from kernelcast.inference.deployment import EXPECTED_SKEW, Deployment
+from kernelcast.inference.deployment import EXPECTED_SKEW, Deployment, Layout
 from kernelcast.inference.forward import forward
 from kernelcast.inference.layers import ALL2ALL_BACKENDS
+from kernelcast.inference.memory import read_weight_bytes
 from kernelcast.stacks import stack
 
 HIDDEN = 7168  # of DeepSeek-V3: 256 experts, 8 a token, weights in fp8 by blocks
@@ -150,15 +151,37 @@ def test_a_kernel_that_was_asked_for_wins_over_the_exchanges() -> None:
 )
 def test_how_tokens_choose_experts_in_the_words_of_a_call(given: dict[str, Any], words: dict[str, Any]) -> None:
     where = replace(deployed("qwen3-30b-a3b"), **given)
-    assert where.routed == words
     (call,) = (call for call in forward(where, DECODE) if call.op == "moe")
     assert {name: call.arguments[name] for name in ("skew", "routing") if name in call.arguments} == words
+
+
+def test_copies_of_one_sequence_read_the_experts_of_one() -> None:
+    """16 decodes, 2 of 8 experts each, read 8 x (1 - (3/4)^16) = 7.9 of them where they differ, 2 where not; the
+    tokens of a prompt differ."""
+    place = replace(deployed("mixtral-8x7b", tp=4), routing="identical")
+    other = replace(place, routing="expected")
+    prompts, decodes = Batch(16 * (512,), 16 * (0,)), Batch(16 * (1,), 16 * (512,))
+
+    def sizes(where: Deployment, batch: Batch) -> tuple[Any, ...]:
+        (call,) = (call for call in forward(where, batch) if call.op == "moe")
+        return tuple(call.arguments.get(name) for name in ("tokens", "experts", "topk", "skew", "routing"))
+
+    assert sizes(place, decodes) == (16, 2, 2, None, "balanced")
+    assert sizes(other, decodes) == (16, 8, 2, EXPECTED_SKEW, None)
+    assert sizes(place, prompts) == sizes(other, prompts) == (16 * 512, 8, 2, EXPECTED_SKEW, None)
+    one_expert = 32 * 3 * 4096 * 14336 * 2 / 4  # in 32 layers, bf16, of a GPU
+    read = [read_weight_bytes(where, 16) for where in (place, other)]
+    assert read[1] - read[0] == pytest.approx((8 * (1 - 0.75**16) - 2) * one_expert)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"routing": "even"}, "unknown routing 'even'; known: balanced, expected, random"),
+        ({"routing": "even"}, "unknown routing 'even'; known: balanced, expected, identical, random"),
+        (
+            {"routing": "identical", "layout": Layout(tp=2, ep=2)},
+            "routing identical: copies of one sequence meet on the ranks of its experts; leave out ep",
+        ),
         ({"skew": -0.5}, "skew must be 0 or more, not -0.5"),
     ],
 )

@@ -85,7 +85,7 @@ def nvlink_domain(gpu: Gpu) -> bool:
     return gpu.known_as.startswith("gb")
 
 
-ROUTINGS = ("expected", "random", "balanced")
+ROUTINGS = ("expected", "random", "balanced", "identical")
 # How uneven trained routers are: the exponent of the power law that public campaigns draw tokens by. Of 0 (by chance),
 # 1.01 and 1.2 it serves best on every fourth measured deployment (`kernelcast evaluate served`; docs/frontier.md).
 EXPECTED_SKEW = 1.2
@@ -101,7 +101,8 @@ class Deployment:
     precision: Precision = field(default=None)  # type: ignore[assignment]  # never None once it is made
     layout: Layout = field(default_factory=Layout)
     skew: float = 0.0  # of tokens over experts: 0 as ``routing`` says, else the exponent of their power law
-    routing: str = "expected"  # how tokens choose experts: as trained routers do, at random, or evenly
+    # how tokens choose experts: as trained routers do, at random, evenly, or (sequences are copies of one) all alike
+    routing: str = "expected"
     redundant: int = 0  # spare copies of hot experts, placed by load (EPLB)
     overlap: bool = False  # exchanges of one half of the batch run beside the other's work (two-batch overlap)
 
@@ -110,6 +111,10 @@ class Deployment:
             object.__setattr__(self, "precision", Precision.of(self.model))
         if self.routing not in ROUTINGS:
             raise unknown("routing", self.routing, ROUTINGS)
+        if self.identical and self.layout.ep > 1:
+            raise KernelcastError(
+                "routing identical: copies of one sequence meet on the ranks of its experts; leave out ep"
+            )
         if self.skew < 0:
             raise KernelcastError(f"skew must be 0 or more, not {self.skew:g}")
         if self.redundant < 0:
@@ -131,10 +136,16 @@ class Deployment:
                           self.precision.weights)  # fmt: skip
 
     @property
-    def routed(self) -> dict[str, Any]:
-        """How tokens choose experts, as parameters of a call."""
-        skew = self.skew or (EXPECTED_SKEW if self.routing == "expected" else 0.0)
-        return {"skew": skew} if skew else {"routing": self.routing}
+    def identical(self) -> bool:
+        """All sequences are copies of one: each decode step has one token as often as there are sequences."""
+        return self.routing == "identical" and not self.skew
+
+    def routed(self, block: Experts, *, decodes: bool) -> dict[str, Any]:
+        """The experts that are chosen from and how, as parameters of a call."""
+        if self.identical and decodes:
+            return {"experts": block.topk, "routing": "balanced"}
+        skew = self.skew or (EXPECTED_SKEW if self.routing in ("expected", "identical") else 0.0)
+        return {"experts": block.experts, **({"skew": skew} if skew else {"routing": self.routing})}
 
     def slots(self, experts: int) -> dict[str, Any]:
         """Spare copies beside so many experts, as parameters of a call."""

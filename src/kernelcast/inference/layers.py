@@ -423,8 +423,8 @@ def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     yield from (replace(launch, overlaps=beside) for launch in there)
     dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, ctx.routed, ctx.stack.moe_backend or backend)
     yield ctx.launch("experts", "moe", count, tokens=ctx.tokens * layout.dp, hidden=width, inter=block.inter,
-                   experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, **ctx.deployment.routed,
-                   **ctx.deployment.slots(block.experts),
+                   topk=block.topk, tp=layout.expert_tp, ep=layout.ep,
+                   **ctx.deployment.routed(block, decodes=ctx.traits.decodes), **ctx.deployment.slots(block.experts),
                    gated=block.gated, backend=kernel, dtype=dtype)  # fmt: skip
     yield from (replace(launch, overlaps=beside) for launch in back)
     if block.latent:

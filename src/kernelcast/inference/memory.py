@@ -78,7 +78,7 @@ def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
     encoder, and experts that no token is routed to (each of E is missed by a token with probability
     1 - topk / E). Columns: columns."""
     model, layout, formats = deployment.model, deployment.layout, deployment.precision
-    unread = 0.0
+    tokens, unread = np.minimum(tokens, 1) if deployment.identical else tokens, 0.0
     for run in model.distinct_layers:
         if isinstance(run.layer.mlp, Experts):
             block = run.layer.mlp

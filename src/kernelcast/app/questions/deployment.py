@@ -36,7 +36,8 @@ class ClusterParameters(Question):
 
     routing: Annotated[
         str,
-        _experts(metavar="NAME", help="of tokens to experts: expected, random (sampled), balanced",
+        _experts(metavar="NAME", help="of tokens to experts: expected, random (sampled), balanced, identical "
+                 "(a batch of one prompt)",
                  values=partial(names_of, "inference.deployment", "ROUTINGS")),
     ] = "expected"  # fmt: skip
     skew: Annotated[float, _experts(help="exponent of a power law of tokens over experts, instead of --routing")] = 0.0

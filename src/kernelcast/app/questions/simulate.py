@@ -146,6 +146,10 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
         gpu = shared.resolve_gpu(self.gpu, self.set)
         if self.two_batch_overlap:
             raise KernelcastError("two-batch overlap is forecast of static batches alone: see `kernelcast infer`")
+        if self.routing == "identical":
+            raise KernelcastError(
+                "under load, copies of one prompt are apart: routing identical is of `kernelcast infer`"
+            )
         architecture = shared.resolve_model(model)
         formats = Precision.of(architecture, self.dtype, self.kv_dtype)
         return self.deployment(architecture, gpu, self._stack(), formats, self.layout(tp, self.pp, self.dp, self.ep))
