@@ -218,6 +218,19 @@ def test_what_was_measured_in_bf16_alone_answers_fp16(stack_name: str) -> None:
         assert asked.high_s > measured.high_s and asked.low_s < measured.low_s
 
 
+def test_a_cache_in_fp16_is_one_in_bf16() -> None:
+    """A cache only has bytes: the library is that of a call in bf16, and what else a call does not say too."""
+    sizes = {"q_lens": [512, 1, 1], "kv_lens": [512, 900, 7000], "q_heads": 16, "kv_heads": 2, "head_dim": 128}
+    for stack_name, gpu in ((None, "gb200"), ("flashinfer", "h200_sxm"), ("sglang", "h100_sxm")):
+        asked = [told("attention", gpu, **sizes, stack=stack_name, kv_dtype=cache) for cache in ("fp16", "bf16")]
+        assert asked[0].match.entry is asked[1].match.entry
+        assert (asked[0].time_s, asked[0].high_s, asked[0].support) == (
+            asked[1].time_s,
+            asked[1].high_s,
+            asked[1].support,
+        )
+
+
 def test_the_nearest_kind_costs_the_least() -> None:
     def entry(**words: str) -> MeasuredConfiguration:
         return MeasuredConfiguration("gemm", "h100_sxm", {"layout": "tn", "inputs": None, **words}, {}, 10, {}, (), ())

@@ -174,8 +174,10 @@ def _short(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value == int(value) else value
 
 
-# A measured configuration, the choices between, whether it fills in others, and what they cost
-Difference = tuple[MeasuredConfiguration, list[Change], bool, float]
+# Whether a measured configuration fills in choices with others than the defaults, and whether it has one that is alike
+Fills = tuple[bool, bool]
+# It, the choices between, what it fills in, and what the choices cost
+Difference = tuple[MeasuredConfiguration, list[Change], Fills, float]
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,7 @@ class Evidence:
             return 0.0, [EvidenceMatch(full, _filled(requested, full), distance=2)]
         least = min(cost for cost, *_ in ranked)
 
-        def order(each: tuple[float, bool, int, int, list[Change]]) -> tuple[bool, bool, int, int]:
+        def order(each: tuple[float, Fills, int, int, list[Change]]) -> tuple[Fills, bool, int, int]:
             """Of equals those of the same compute capability; for these alone, as it opens the file of the GPU."""
             _, fills, calls, index, _ = each
             return fills, gpu(entries[index].gpu).compute_capability != target.compute_capability, calls, index
@@ -331,17 +333,19 @@ class Evidence:
         return least, matches
 
     def _differences(self, kernel: type[Kernel], full: Configuration, open_choices: Sequence[str]) -> list[Difference]:
-        """Of every measured configuration of an op: the choices between, whether it fills in open ones or has one that
-        is alike, and what they cost. The same on every GPU."""
+        """Of every measured configuration of an op: the choices between, what it fills in, and what they cost. The same
+        on every GPU."""
         key = kernel.op, tuple(full.items()), tuple(open_choices)
         if key not in self._cache:
             differences = []
             for entry in self.by_op.get(kernel.op, ()):
                 measured = entry.configuration.get
                 apart = [(name, value, measured(name)) for name, value in full.items() if value != measured(name)]
-                changes = [each for each in apart if each[0] not in open_choices and not kernel.alike(*each)]
+                given = [change for change in apart if change[0] not in open_choices]
+                changes = [change for change in given if not kernel.alike(*change)]
                 cost = sum(self._error(*change, full["dtype"]) for change in changes)
-                differences.append((entry, changes, len(apart) > len(changes), cost))
+                fills = len(apart) > len(given), len(given) > len(changes)
+                differences.append((entry, changes, fills, cost))
             self._cache[key] = differences
         known: list[Difference] = self._cache[key]
         return known
