@@ -51,10 +51,20 @@ def test_an_activation_reads_and_writes_each_element_once() -> None:
     assert sum(x.bytes for x in (*relu.inputs, *relu.outputs)) == 2 * 4096 * 393216 * 4
 
 
-def test_parameters_of_a_network() -> None:
-    # torchvision's resnet18 has 11,689,512, VGG16 138,357,544
-    assert traced("level3/9_ResNet18", "old").parameters == 11_689_512
-    assert traced("level3/11_VGG16", "old").parameters == 138_357_544
+@pytest.mark.parametrize(
+    ("problem", "parameters"),
+    [
+        ("9_ResNet18", 11_689_512),
+        ("10_ResNet101", 44_549_160),
+        ("11_VGG16", 138_357_544),
+        ("12_VGG19", 143_667_240),
+        ("18_SqueezeNet", 1_248_424),
+        ("20_MobileNetV2", 3_504_872),
+    ],
+)
+def test_a_network_has_the_parameters_of_torchvisions(problem: str, parameters: int) -> None:
+    module, _ = build(f"level3/{problem}", "old")
+    assert sum(x.numel() for x in module.parameters()) == parameters
 
 
 def test_the_first_event_is_recorded_right_before_the_call() -> None:

@@ -2,7 +2,8 @@
 
 ``kernelbench.toml`` has a table a problem. ``run``: steps on ``x``, one after another. A step that begins with ``nn.``
 is a module, ``t = ...`` keeps a value, any other is the next ``x``. ``inputs``: shapes of x, y and z; ``weights``:
-shapes of parameters; both, like the steps, in the sizes of ``old`` (before July 2025) or ``new`` (since).
+shapes of parameters; like the steps, in the sizes of ``old`` (before July 2025), ``new`` (since) or ``both``, which
+may have steps of their own (``new_run``). ``define`` has the blocks of networks.
 The published times (``public/kernelbench_timings``) are of CUDA events around one call, without gradients, of modules
 that were left in training mode.
 """
@@ -39,7 +40,13 @@ class NotExpressible(Exception):  # noqa: N818
 @functools.cache
 def problems() -> Mapping[str, Mapping[str, Any]]:
     """What is known of each problem, by 'level1/1_Square_matrix_multiplication_'."""
-    return {f"{level}/{name}": each for level, names in read_toml(PROBLEMS).items() for name, each in names.items()}
+    levels = read_toml(PROBLEMS)
+    define, known = levels.pop("define"), {}
+    for level, names in levels.items():
+        for name, each in names.items():
+            shapes = dict.fromkeys(("old", "new"), each["both"]) if "both" in each else {}
+            known[f"{level}/{name}"] = {"define": define, **each, **shapes}
+    return known
 
 
 def cases() -> Iterator[tuple[str, str]]:
