@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernelcast.errors import KernelcastError
-from kernelcast_lab.data.kernelbench import NotExpressible, build, cases, kernelbench, problems
-from kernelcast_lab.data.shared import Row
+from kernelcast_lab.data.kernelbench import build, cases, kernelbench, problems
+from kernelcast_lab.data.shared import NotExpressibleError, Row
 from kernelcast_lab.evaluate.kernelbench import forecast, times, traced
 
 
@@ -91,7 +91,7 @@ def test_a_row_is_a_question() -> None:
 
 @pytest.mark.parametrize("changed", [{"problem": "9_None.py"}, {"kb_version": "side branch"}])
 def test_a_row_of_unknown_shapes_says_so(changed: dict[str, str]) -> None:
-    with pytest.raises(NotExpressible, match=r"9_None|side branch"):
+    with pytest.raises(NotExpressibleError, match=r"9_None|side branch"):
         kernelbench(row(**changed))
 
 

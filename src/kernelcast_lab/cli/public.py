@@ -43,6 +43,7 @@ def public(
     """
     from kernelcast_lab.evaluate import public as scoreboard
     from kernelcast_lab.evaluate.public_report import write_page
+    from kernelcast_lab.evaluate.public_spreads import fit_spreads, kernels_alone, with_spreads
 
     if report is not None and not fit:
         say(f"{write_page(end_to_end(), report)}")
@@ -57,10 +58,10 @@ def public(
         raise KernelcastError("spreads are fitted on all sources: --fit goes without --source")
     processes = workers or os.cpu_count() or 1
     if fit:
-        with scoreboard.kernels_alone():
+        with kernels_alone():
             first = scoreboard.all_sources(data, names, count, processes, say)
-        evidence = scoreboard.fit_spreads(each for scores in first for each in scores.scored)
-        scores = scoreboard.with_spreads(first, evidence)
+        evidence = fit_spreads(each for scores in first for each in scores.scored)
+        scores = with_spreads(first, evidence)
         about = {"made": date.today().isoformat(), "command": "kernelcast evaluate public --fit",
                  "version": kernelcast.__version__}  # fmt: skip
         replace(evidence, errors=scoreboard.figures(scores), about=about).write(FILE)

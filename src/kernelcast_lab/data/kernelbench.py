@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.toml_folder import read_toml
-from kernelcast_lab.data.shared import Row
+from kernelcast_lab.data.shared import NotExpressibleError, Row
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +31,6 @@ MODES = {
     "inductor_max-autotune": (True, True), "inductor_max-autotune-no-cudagraphs": (True, False),
     "inductor_reduce-overhead": (True, True),
 }  # fmt: skip
-
-
-class NotExpressible(Exception):  # noqa: N818
-    """A row needs a feature that kernelcast does not have, or that the table does not give."""
 
 
 @functools.cache
@@ -77,11 +73,11 @@ def kernelbench(row: Row) -> Mapping[str, Any]:
     problem = f"{row['level']}/{str(row['problem']).removesuffix('.py')}"
     version, mode = VERSIONS.get(str(row["kb_version"])), str(row["mode"]).removeprefix("torch_compile_")
     if version is None:
-        raise NotExpressible(f"shapes of KernelBench's {row['kb_version']}")
+        raise NotExpressibleError(f"shapes of KernelBench's {row['kb_version']}")
     try:
         _known(problem, version)
     except KernelcastError:
-        raise NotExpressible(f"KernelBench's {problem} with {version} shapes") from None
+        raise NotExpressibleError(f"KernelBench's {problem} with {version} shapes") from None
     target = GPUS[row["hardware"]]
     return {"gpu": target, "model": problem, "stack": str(row["mode"]), "command": "kernelbench",
             "measured": {"time_s": row["mean_ms"] / 1e3},

@@ -18,7 +18,8 @@ from typing import Any
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.models import model
-from kernelcast_lab.data.shared import Row, read_rows
+from kernelcast_lab.data.kernelbench import kernelbench
+from kernelcast_lab.data.shared import NotExpressibleError, Row, read_rows
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,6 @@ class PublishedCase:
     measured: Mapping[str, float] = field(default_factory=dict)  # by name of the quantity
     release: str = ""  # of the engine, as published; "": not said
     missing: str = ""  # the feature without which it cannot be asked
-
-
-class NotExpressibleError(Exception):
-    """A row needs a feature that kernelcast does not have, or that the table does not give."""
 
 
 Protocol = Callable[[Row], Mapping[str, Any]]  # the fields of a PublishedCase
@@ -309,11 +306,6 @@ def vision_model(row: Row) -> Mapping[str, Any]:
                            "batch": int(row["batch_size"]), "channels_last": row["layout"] == "nhwc",
                            "compile": row["compile"] != "eager",
                            "mode": "training" if row["task"] == "train" else "inference"}}  # fmt: skip
-
-
-def kernelbench(row: Row) -> Mapping[str, Any]:
-    """Shapes are in files of another repository, not in the table."""
-    raise NotExpressibleError("shapes of KernelBench's problems, which the table does not have")
 
 
 SOURCES: Mapping[str, tuple[str, Protocol]] = {

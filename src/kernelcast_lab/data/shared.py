@@ -27,6 +27,10 @@ ROOT_VARIABLE = "KERNELCAST_DATA"
 SOURCES: dict[str, ModuleType] = {module.SOURCE: module for module in (aiconfigurator, neusight, pipeweave, vidur)}
 
 
+class NotExpressibleError(Exception):
+    """A published row needs a feature that kernelcast does not have, or that its table does not give."""
+
+
 def kernel_tables() -> dict[str, TableMap]:
     """Every table that holds times of kernels, 'source/table'."""
     return {f"{name}/{table}": m for name, module in SOURCES.items() for table, m in module.tables().items()}

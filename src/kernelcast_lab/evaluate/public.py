@@ -10,26 +10,19 @@ import functools
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.end_to_end import (
-    EndToEnd,
-    FittedSpread,
     Setting,
     WholeSupport,
-    backoff,
-    end_to_end,
-    widened,
-    worse,
 )
 from kernelcast.forecast.predict_table import forecast_table
 from kernelcast.forecast.table import as_columns
@@ -41,8 +34,6 @@ from kernelcast_lab.evaluate.served import Compared
 
 SAMPLE, FIT_SAMPLE = 60, 400  # rows of a source by default: minutes on two cores
 BY = ("gpu", "model", "stack", "support")
-_FEWEST = 10  # results of the development part that a spread is fitted on
-_SIDE = 0.1  # of the results that may lie on each side of an 80% interval
 
 
 @dataclass(frozen=True)
@@ -68,16 +59,16 @@ class ScoredCase:
     @property
     def error(self) -> float:
         """In percent of what was measured."""
-        return (self.predicted / self.measured - 1) * 100
+        return float((self.predicted / self.measured - 1) * 100)
 
     @property
     def inside(self) -> bool:
-        return self.low <= self.measured <= self.high
+        return bool(self.low <= self.measured <= self.high)
 
     @property
     def development(self) -> bool:
         """Whether it is of the half that spreads are fitted on."""
-        return _digest(f"half {self.id}") % 2 == 0
+        return digest(f"half {self.id}") % 2 == 0
 
     @property
     def measured_setting(self) -> Setting | None:
@@ -116,13 +107,13 @@ class SourceScores:
         return lines
 
 
-def _digest(text: str) -> int:
+def digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def sampled(cases: Sequence[Any], count: int | None) -> list[Any]:
     """The same cases every time, whatever else is in the table: those whose id hashes lowest."""
-    order = sorted(cases, key=lambda case: _digest(str(case.id)))
+    order = sorted(cases, key=lambda case: digest(str(case.id)))
     return order if count is None else order[:count]
 
 
@@ -224,13 +215,19 @@ def _traced(model: str, img_size: int, batch: int, mode: str, channels_last: boo
     return fuse(traced) if compile else traced
 
 
+def kernelbench_call(case: PublishedCase) -> list[ScoredCase]:
+    from kernelcast_lab.evaluate.kernelbench import forecast
+
+    return [_step(case, forecast(**case.parameters))]
+
+
 def _step(case: PublishedCase, step: Any) -> ScoredCase:
     longest = max(step.shares, key=lambda share: share.time_s).part if step.shares else ""
     return _scored(case, "time_s", step.time_s, step.low_s, step.high_s, step.supports, step.setting, longest)
 
 
 ANSWERS: Mapping[str, Callable[[PublishedCase], list[ScoredCase]]] = {
-    "infer": infer, "simulate": simulate, "trace": trace, "timm": timm_model,
+    "infer": infer, "simulate": simulate, "trace": trace, "timm": timm_model, "kernelbench": kernelbench_call,
 }  # fmt: skip
 
 
@@ -294,7 +291,7 @@ def vllm_h200(root: Path | str | None, count: int | None) -> tuple[int, list[Sco
     """Live runs of `vllm bench serve`, this project's own."""
     from kernelcast_lab.evaluate.under_load import live_runs
 
-    compared = live_runs(root)
+    compared = live_runs()
     return len({each.groups["run"] for each in compared}), _of_compared("vllm_h200", compared, "0.22"), {}
 
 
@@ -371,69 +368,3 @@ def figures(scores: Iterable[SourceScores], worst: int = 3) -> dict[str, list[di
         for reason, count in ((what + text, count) for text, count in table.items())
     ]
     return result
-
-
-# ---- Spreads of whole answers
-
-
-@contextmanager
-def kernels_alone() -> Iterator[None]:
-    """Intervals as the kernels have them, without spreads of whole runs."""
-    with patch.object(EndToEnd, "read", return_value=EndToEnd({}, ())):
-        end_to_end.cache_clear()
-        yield
-    end_to_end.cache_clear()
-
-
-def quantity_of(case: ScoredCase) -> str:
-    name = case.quantity.lower().replace("e2e ", "e2el ")
-    if "ttft" in name or name == "prefill":
-        return "ttft"
-    if "throughput" in name:
-        return "throughput"
-    return "tpot" if any(part in name for part in ("tpot", "itl", "step")) else "time"
-
-
-def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
-    """What was measured end to end, and the spreads that make the intervals of the kernels hold 80% of the development
-    part, by group of settings with enough results. The level of a result is that of the other results' evidence."""
-    cases = [each for each in scored if each.setting is not None and each.development]
-    runs = Counter(case.measured_setting for case in cases)
-    inventory = EndToEnd({setting: count for setting, count in runs.items() if setting}, ())
-    groups: dict[tuple[str | None, ...], list[ScoredCase]] = {}
-    for case in cases:
-        assert case.setting is not None
-        others = {setting: n - (setting == case.measured_setting) for setting, n in inventory.runs.items()}
-        level = EndToEnd({setting: n for setting, n in others.items() if n}, ()).level(case.setting)
-        for key in backoff(case.setting, quantity_of(case), level):
-            groups.setdefault(key, []).append(case)
-    spreads = [
-        FittedSpread(*key, *_spread(members), len(members))  # type: ignore[arg-type,call-arg]
-        for key, members in sorted(groups.items(), key=lambda item: str(item[0]))
-        if len(members) >= _FEWEST
-    ]
-    return EndToEnd(inventory.runs, tuple(spreads))
-
-
-def _spread(members: Sequence[ScoredCase]) -> tuple[float, float]:
-    """The least spread below and above with no more than a tenth of the results outside on that side."""
-    columns = (np.array([getattr(m, name) for m in members]) for name in ("measured", "predicted", "low", "high"))
-    measured, predicted, low, high = map(np.log, columns)
-    sides = (predicted - measured, predicted - low), (measured - predicted, high - predicted)
-    needed = (np.sqrt(np.maximum(np.maximum(off, 0.0) ** 2 - own**2, 0.0)) for off, own in sides)
-    below, above = (round(float(np.quantile(each, 1 - _SIDE)), 3) for each in needed)
-    return below, above
-
-
-def with_spreads(scores: Iterable[SourceScores], evidence: EndToEnd) -> list[SourceScores]:
-    """Scores of kernels alone, with the spreads of ``evidence``."""
-    return [replace(each, scored=tuple(_with_spread(case, evidence) for case in each.scored)) for each in scores]
-
-
-def _with_spread(case: ScoredCase, evidence: EndToEnd) -> ScoredCase:
-    if case.setting is None:
-        return case
-    ends = np.array([case.predicted, case.low, case.high])
-    _, low, high = widened(ends, evidence.spread(case.setting, quantity_of(case)))
-    level = worse(case.kernels, evidence.level(case.setting))
-    return replace(case, low=float(low), high=float(high), support=level)

@@ -159,16 +159,17 @@ def single_requests(root: Path | str | None, stacks: Stacks = stack, calibrate_o
     ]  # fmt: skip
 
 
+LIVE = Path(__file__).parents[3] / "validation" / "vllm_h200"  # this project's own
 _LIVE = {"mean_ttft_ms": "TTFT mean", "p90_ttft_ms": "TTFT p90", "mean_tpot_ms": "TPOT mean", "mean_itl_ms": "ITL mean",
          "mean_e2el_ms": "E2E mean", "output_throughput": "throughput"}  # fmt: skip
 
 
-def live_runs(root: Path | str | None) -> list[Compared]:
-    """Results of `vllm bench serve`, MODEL_RUN.json.gz each, of default servers on an H200."""
+def live_runs(folder: Path = LIVE) -> list[Compared]:
+    """Results of `vllm bench serve`, MODEL_RUN.json each, of default servers (vLLM 0.22.1) on an H200."""
     tables, compared = step_time_tables(), []
     services: dict[str, Service] = {}
-    for path in sorted((root_path(root) / "vllm_h200").glob("*.json.gz")):
-        name, run = path.name.removesuffix(".json.gz").rsplit("_", 1)
+    for path in sorted(folder.glob("*.json")):
+        name, run = path.stem.rsplit("_", 1)
         if name not in services:
             deployment = Deployment(model(name), gpu("h200_sxm"), stack("vllm"))
             services[name] = Service(EnginePool(deployment, engine_settings(deployment)))
