@@ -1,6 +1,6 @@
 """The shipped weights against the measured tables, where the variable KERNELCAST_DATA names them.
 
-Only shapes that the fit never saw are scored. The limits are the targets of docs/accuracy.md.
+Only shapes that the fit never saw are scored. The limits are the targets of docs/accuracy-kernels.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import typer
 import kernelcast
 from kernelcast.app.cli.commands import Json
 from kernelcast.errors import KernelcastError, refuse_unknown
-from kernelcast.forecast.end_to_end import FILE, end_to_end
+from kernelcast.forecast.end_to_end import FILE, EndToEnd
 from kernelcast_lab.cli.fit import needs_torch, say
 
 
@@ -46,7 +46,7 @@ def public(
     from kernelcast_lab.evaluate.public_spreads import fit_spreads, kernels_alone, with_spreads
 
     if report is not None and not fit:
-        say(f"{write_page(end_to_end(), report)}")
+        say(f"{write_page(EndToEnd.read(), report)}")
         return
     needs_torch()
     known = {**dict.fromkeys(scoreboard.NAMES), **scoreboard.GROUPS}
@@ -65,6 +65,8 @@ def public(
         about = {"made": date.today().isoformat(), "command": "kernelcast evaluate public --fit",
                  "version": kernelcast.__version__}  # fmt: skip
         replace(evidence, errors=scoreboard.figures(scores), about=about).write(FILE)
+        if report is not None:
+            say(f"{write_page(EndToEnd.read(), report)}")
     else:
         scores = scoreboard.all_sources(data, names, count, processes, say)
     from kernelcast_lab.cli.evaluate import print_figures

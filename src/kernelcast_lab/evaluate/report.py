@@ -40,7 +40,7 @@ def write_report(result: Sequence[Score], out: Path) -> Path:
     everything = [score for score in result if score.group == "all"]
     main = [score for score in everything if score.protocol == MAIN]
     parts = [
-        "# Accuracy",
+        "# Accuracy of kernels",
         "Mean error of latency in percent (median in brackets), on rows that the fit never saw; made by"
         " `kernelcast evaluate`, every predictor fitted on rows of the same training split. **Bold**: best of a row."
         " Targets are the project's own; a missed one says so. The split `shapes` scores the weights that ship, fitted"
