@@ -51,11 +51,9 @@ def test_no_source_is_forecast_worse_than_by_the_last_release(source: str) -> No
     assert float(np.mean(worse)) <= noise, f"{source}: errors grew by {np.mean(worse):.3f}; most: {rows}"
 
 
-def case(
-    number: int, measured: float, *, low: float = 0.95, high: float = 1.05, setting: Setting = SETTING
-) -> ScoredCase:
-    return ScoredCase("made", f"made/{number}", "h200_sxm", "a", "vllm", "mean_ttft_ms", measured, 1.0, low, high, "near",
-                      "near", setting)  # fmt: skip
+def case(number: int, measured: float) -> ScoredCase:
+    of = ("made", f"made/{number}", "h200_sxm", "a", "vllm", "mean_ttft_ms")
+    return ScoredCase(*of, measured, 1.0, 0.95, 1.05, "near", "near", SETTING)
 
 
 def test_spreads_hold_eight_of_ten_of_the_other_half() -> None:
