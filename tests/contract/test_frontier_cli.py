@@ -68,7 +68,7 @@ def test_exchanges_and_links_change_the_answer(run: Run) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--routing even", "unknown routing 'even'; known: balanced, expected, random"),
+        ("--routing even", "unknown routing 'even'; known: balanced, expected, identical, random"),
         ("--skew=-1", "skew must be 0 or more, not -1"),
         ("--exchange udp", "unknown exchange 'udp'; known: allgather, alltoall, deepep, nccl"),
         ("--moe-backend own", "unknown kernel of experts 'own'; known: cutlass, "),

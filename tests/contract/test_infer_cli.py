@@ -233,7 +233,9 @@ def test_trace_of_a_batch_that_decodes_nothing_is_its_prefill(run: Run, tmp_path
     parts = sum(part["time_s"] for part in found["breakdown"] if part["part"] != "host")
     kernels_us = sum(event["dur"] for event in drawn if event["cat"] != "host")
     assert kernels_us == pytest.approx(1e6 * parts, rel=1e-3)
-    assert sum(event["dur"] for event in drawn) == pytest.approx(1e6 * found["prefill_s"], rel=1e-3)
+    # a pass of a captured size replays a graph: its gaps lie between the kernels
+    ends_us = max(event["ts"] + event["dur"] for event in drawn)
+    assert ends_us == pytest.approx(1e6 * found["prefill_s"], abs=1)
 
 
 @pytest.mark.parametrize(

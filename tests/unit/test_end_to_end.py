@@ -27,12 +27,12 @@ from kernelcast.inference.workload import Workload
 from kernelcast.models import model
 from kernelcast.stacks import stack, stack_ids
 
-RUN = Setting("served load", "vllm", "0.22", "h200_sxm", "data center", "dense", "tp2", "bf16")
+RUN = Setting("open loop", "vllm", "0.22", "h200_sxm", "data center", "dense", "tp2", "bf16")
 EVIDENCE = EndToEnd(
     {RUN: 5},
     (
-        FittedSpread("served load", "ttft", "vllm", "data center", "seen", 0.1, 0.2, 12),
-        FittedSpread("served load", "ttft", None, None, None, 0.3, 0.4, 40),
+        FittedSpread("open loop", "ttft", "vllm", "data center", "seen", 1.0, 0.1, 0.5, 0.2, 12),
+        FittedSpread("open loop", "ttft", None, None, None, 1.0, 0.3, 1.0, 0.4, 40),
     ),
 )
 
@@ -67,16 +67,19 @@ def test_each_aspect_has_a_level_of_its_own() -> None:
 
 
 def test_the_most_specific_spread_holds() -> None:
-    assert EVIDENCE.spread(RUN, "ttft") == (0.1, 0.2)
-    assert EVIDENCE.spread(replace(RUN, gpu="h100_sxm"), "ttft") == (0.3, 0.4)  # near: no group of its own
+    assert EVIDENCE.spread(RUN, "ttft") == ((1.0, 0.1), (0.5, 0.2))
+    assert EVIDENCE.spread(replace(RUN, gpu="h100_sxm"), "ttft") == (
+        (1.0, 0.3),
+        (1.0, 0.4),
+    )  # near: no group of its own
     assert EVIDENCE.spread(RUN, "tpot") == EXACT
     assert EndToEnd({}, ()).spread(RUN, "ttft") == EXACT
 
 
 def test_a_spread_is_an_independent_error_of_the_logarithm() -> None:
     time = np.array([[2.0, 0.0], [2.0 * math.exp(-0.3), 0.0], [2.0 * math.exp(0.3), 0.0]])
-    wide = widened(time, (0.4, 0.0))
-    assert wide[:, 0] == pytest.approx([2.0, 2.0 * math.exp(-0.5), 2.0 * math.exp(0.3)])  # 3, 4, 5
+    wide = widened(time, ((1.0, 0.4), (0.5, 0.0)))  # 3, 4, 5 below; half above
+    assert wide[:, 0] == pytest.approx([2.0, 2.0 * math.exp(-0.5), 2.0 * math.exp(0.15)])
     assert wide[:, 1].tolist() == [0.0, 0.0, 0.0]
     assert widened(time, EXACT) is time
 
@@ -103,11 +106,12 @@ def test_what_ships_has_runs_and_every_spread_is_of_ten_results_or_more() -> Non
     engines = {run.engine for run in shipped.runs}
     assert engines <= {name.partition("==")[0] for name in stack_ids()}
     for spread in shipped.spreads:
-        assert spread.cases >= 10 and 0 <= spread.low < 5 and 0 <= spread.high < 5
+        assert spread.cases >= 10
+        assert all(0.3 <= share <= 1 and 0 <= added < 5 for share, added in spread.spread)
 
 
 def test_a_measured_server_has_no_spread_of_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = EndToEnd({}, (FittedSpread("static batch", "time", None, None, None, 0.5, 0.5, 40),))
+    wide = EndToEnd({}, (FittedSpread("static batch", "time", None, None, None, 1.0, 0.5, 1.0, 0.5, 40),))
     monkeypatch.setattr(EndToEnd, "read", lambda: wide)
     end_to_end.cache_clear()
     try:

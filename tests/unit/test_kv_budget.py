@@ -49,7 +49,8 @@ def test_tensorrts_share_is_of_what_the_rest_leaves_free() -> None:
 
 def test_a_draft_model_takes_its_weights_and_a_cache_of_every_token() -> None:
     place, draft = deployed(engine=stack("vllm")), deployed("llama-3.2-1b", engine=stack("vllm"))
-    room = 0.9 * place.gpu.dram_bytes - weight_bytes(place) - activation_bytes("vllm") - place.stack.reserved_bytes
+    share = place.stack.memory_share
+    room = share * place.gpu.dram_bytes - weight_bytes(place) - activation_bytes("vllm") - place.stack.reserved_bytes
     each = 16 * (TOKEN_BYTES + DRAFT_TOKEN_BYTES)
     assert engine_settings(place, GIVEN, draft=draft).kv_blocks == (room - weight_bytes(draft)) // each
     question = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "num_prompts": 2, "intervals": False}

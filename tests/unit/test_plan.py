@@ -244,7 +244,7 @@ def test_vllm_is_started_with_its_own_flags() -> None:
     assert note.startswith("#")
     assert line == (
         "vllm serve meta-llama/Llama-3.1-70B --tensor-parallel-size 4 --pipeline-parallel-size 2 --quantization fp8 "
-        "--kv-cache-dtype fp8 --max-num-seqs 128 --max-num-batched-tokens 4096 --gpu-memory-utilization 0.9"
+        "--kv-cache-dtype fp8 --max-num-seqs 128 --max-num-batched-tokens 4096 --gpu-memory-utilization 0.92"
     )
 
 

@@ -27,7 +27,7 @@ LAST = Path(__file__).parent / "public_forecasts.json"
 SAMPLES = {"aiter_gemm": 400, "aiter_moe": 79, "static_batches": 80, "trtllm_offline": 16, "served": 12, "timm": 8,
            "kernelbench": 24, "simumax": 3, "training_llm": 3, "pipeweave": None, "llmservingsim": None,
            "vllm_h200": None, "serving_points": 12}  # fmt: skip
-SETTING = Setting("served load", "vllm", "0.22", "h200_sxm", "data center", "dense", "", "bf16")
+SETTING = Setting("open loop", "vllm", "0.22", "h200_sxm", "data center", "dense", "", "bf16")
 
 
 def gate_cases(source: str) -> dict[str, ScoredCase]:
@@ -63,11 +63,18 @@ def test_spreads_hold_eight_of_ten_of_the_other_half() -> None:
     evidence = fit_spreads(cases)
     (line,) = with_spreads([scores], evidence)[0].lines()
     assert 0.77 < line["coverage"] < 0.83 and 900 < line["held_out"] < 1100
-    low, high = evidence.spread(SETTING, "ttft")
+    (_, low), (_, high) = evidence.spread(SETTING, "ttft")
     # the tenths of a normal lie 1.28 standard deviations from its mean; the kernels' own 5% is subtracted in squares
     assert low == pytest.approx(math.sqrt((1.28 * 0.3 - 0.1) ** 2 - 0.05**2), rel=0.1)
     assert high == pytest.approx(math.sqrt((1.28 * 0.3 + 0.1) ** 2 - 0.05**2), rel=0.1)
     assert sum(evidence.runs.values()) == sum(each.development for each in cases)
+
+
+def test_intervals_that_are_too_wide_shrink() -> None:
+    drawn = np.random.default_rng(1).normal(0.0, 0.05 / 1.28 / 2, 1000)  # half as wide as the interval of 5%
+    evidence = fit_spreads(case(at, math.exp(x)) for at, x in enumerate(drawn.tolist()))
+    for share, added in evidence.spread(SETTING, "ttft"):
+        assert share == pytest.approx(0.5, rel=0.15) and added < 0.002
 
 
 def test_few_results_set_no_spread() -> None:

@@ -23,17 +23,16 @@ from kernelcast.ops.work import Array
 from kernelcast.results import EXTRAPOLATED, LEVELS, NEAR, SEEN
 
 FILE = Path(__file__).parent / "weights" / "end_to_end.json"
-WORKLOADS = ("static batch", "served load", "offline", "inference step", "training step")
-QUANTITIES = ("time", "ttft", "tpot", "throughput")
 # NVIDIA's data-center parts by compute capability; all others are graphics cards (GDDR, PCIe, clocks by board power)
 _DATA_CENTER = ("6.0", "7.0", "8.0", "9.0", "10.0", "10.3")
-EXACT = (0.0, 0.0)
+Side = tuple[float, float]  # the share that the kernels' own deviation has in the whole's, and what is added to it
+Spread = tuple[Side, Side]  # of the logarithm of a time, below and above
+EXACT: Spread = ((1.0, 0.0), (1.0, 0.0))
 RUN_SUPPORT = {
     "seen": "this release of the engine was measured end to end with such a model on this GPU",
     "near": "measured end to end but for one of: release, GPU, class of model, parallelism",
     "extrapolated": "nothing close to it was measured end to end",
 }
-Spread = tuple[float, float]  # of the logarithm of a time, below and above
 
 
 def gpu_class(gpu: Gpu) -> str:
@@ -77,17 +76,24 @@ class Setting:
 
 @dataclass(frozen=True)
 class FittedSpread:
-    """The spread of a group of settings; an attribute that is None holds for all. ``cases``: measured results that it
-    was fitted on."""
+    """The spread of a group of settings; an attribute that is None holds for all. ``low``, ``high``: what is added to
+    the kernels' deviation in squares; ``low_share``, ``high_share``: of it, where it is wider than such runs need.
+    ``cases``: measured results that it was fitted on."""
 
     workload: str
     quantity: str
     stack: str | None
     gpu_class: str | None
     level: str | None
+    low_share: float
     low: float
+    high_share: float
     high: float
     cases: int
+
+    @property
+    def spread(self) -> Spread:
+        return (self.low_share, self.low), (self.high_share, self.high)
 
     @property
     def key(self) -> tuple[str | None, ...]:
@@ -96,11 +102,11 @@ class FittedSpread:
 
 def backoff(setting: Setting, quantity: str, level: str) -> Iterator[tuple[str | None, ...]]:
     """Keys of a spread, the most specific first."""
-    yield setting.workload, quantity, setting.stack, setting.gpu_class, level
-    yield setting.workload, quantity, None, setting.gpu_class, level
-    yield setting.workload, quantity, setting.stack, None, None
-    yield setting.workload, quantity, None, setting.gpu_class, None
-    yield setting.workload, quantity, None, None, None
+    for stack, gpu_class_, level_ in (
+        (setting.stack, setting.gpu_class, level), (None, setting.gpu_class, level),
+        (setting.stack, setting.gpu_class, None), (None, setting.gpu_class, None), (None, None, None),
+    ):  # fmt: skip
+        yield setting.workload, quantity, stack, gpu_class_, level_
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ class EndToEnd:
 
     @functools.cached_property
     def _by_key(self) -> Mapping[tuple[str | None, ...], Spread]:
-        return {each.key: (each.low, each.high) for each in self.spreads}
+        return {each.key: each.spread for each in self.spreads}
 
     def spread(self, setting: Setting, quantity: str = "time") -> Spread:
         """Beyond the kernels' interval; none where nothing was measured for such a workload."""
@@ -181,7 +187,13 @@ _COLUMNS = tuple(each.name for each in fields(Setting))
 
 
 def _listed(lines: Iterable[Any]) -> str:
-    return "[\n" + ",\n".join(f"  {json.dumps(line)}" for line in lines) + "\n]"
+    return "[\n" + ",\n".join(f"  {json.dumps(_rounded(line))}" for line in lines) + "\n]"
+
+
+def _rounded(line: Any) -> Any:
+    if isinstance(line, Mapping):
+        return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in line.items()}
+    return line
 
 
 def _level(runs: Iterable[Setting], same: Any, alike: Any) -> str:
@@ -232,12 +244,13 @@ def worse(*levels: str) -> str:
 
 
 def widened(seconds: Array, spread: Spread) -> Array:
-    """(3, …): a time with its interval, whose ends are moved by an independent error of the whole. Times of 0 stay."""
+    """(3, …): a time with its interval, as such runs need it. Times of 0 stay."""
     if spread == EXACT:
         return seconds
     time, low, high = seconds
     with np.errstate(divide="ignore", invalid="ignore"):
-        below = np.hypot(np.log(time / low), spread[0])
-        above = np.hypot(np.log(high / time), spread[1])
+        (low_share, low_added), (high_share, high_added) = spread
+        below = np.hypot(low_share * np.log(time / low), low_added)
+        above = np.hypot(high_share * np.log(high / time), high_added)
         ends = np.stack([time, time * np.exp(-below), time * np.exp(above)])
     return np.where(time > 0, ends, seconds)

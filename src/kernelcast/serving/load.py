@@ -112,6 +112,13 @@ class Load:
         return int(self.outputs.sum())
 
     @property
+    def form(self) -> str:
+        """How requests arrive: all at once, so many in flight (a closed loop), or by themselves (an open loop)."""
+        if self.max_concurrency and self.max_concurrency < len(self):
+            return "closed loop"
+        return "burst" if len(self) > 1 and not np.any(self.arrivals_s > self.arrivals_s[0]) else "open loop"
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt with its output: the context that a server must allow."""
         return int((self.inputs + self.outputs).max())

@@ -89,7 +89,7 @@ class SimulatedRuns:
     @property
     def supports(self) -> WholeSupport:
         """Of the kernels of a decode step, and of the run as a whole."""
-        return self.service.supports(self.rests_on)
+        return self.service.supports(self.load, self.rests_on)
 
     def figures(self, measured: Mapping[str, float], rows: Rows | None = None) -> tuple[MetricComparison, ...]:
         """The measured metrics that are predicted too."""
@@ -101,7 +101,7 @@ class SimulatedRuns:
                 continue
             ends = [value for value in values if value is not None]
             whole = len(ends) == len(VARIANTS)
-            low, high = self.service.interval(key, ends, self.server_measured) if whole else (None, None)
+            low, high = self.service.interval(self.load, key, ends, self.server_measured) if whole else (None, None)
             figures.append(MetricComparison(key, actual, ends[0], low, high))
         return tuple(figures)
 

@@ -21,6 +21,7 @@ from kernelcast.inference.memory import cache_bytes, memory, weight_bytes
 from kernelcast.inference.workload import Speculation
 from kernelcast.results import support_of
 from kernelcast.schedule import EvidenceSummary
+from kernelcast.serving.load import Load
 from kernelcast.stacks import Stack
 
 CAPACITIES = ("grow", "estimate", "reserve")
@@ -219,20 +220,20 @@ class Service:
             inside = replace(deployment, stack=deployment.stack.without_server())
             object.__setattr__(self, "pool", replace(self.pool, deployment=inside))
 
-    @property
-    def setting(self) -> Setting:
-        return self.pool.deployment.setting("offline" if self.offline else "served load")
+    def setting(self, load: Load) -> Setting:
+        """What decides whether such a run was measured."""
+        return self.pool.deployment.setting("offline" if self.offline else load.form)
 
-    def supports(self, kernels: EvidenceSummary) -> WholeSupport:
+    def supports(self, load: Load, kernels: EvidenceSummary) -> WholeSupport:
         """Of its kernels, and of a run as a whole."""
         level = support_of((share, level) for level, share in kernels.support.items())
-        return WholeSupport.of(self.setting, level)
+        return WholeSupport.of(self.setting(load), level)
 
-    def interval(self, metric: str, values: Sequence[float], measured: bool) -> tuple[float, float]:
+    def interval(self, load: Load, metric: str, values: Sequence[float], measured: bool) -> tuple[float, float]:
         """Both ends of a metric: ``values``: as forecast, then at both ends of every step. ``measured``: this server
         was, so that nothing of the whole is in doubt."""
         quantity = None if measured else metric_quantity(metric)
-        spread = end_to_end().spread(self.setting, quantity) if quantity else EXACT
+        spread = end_to_end().spread(self.setting(load), quantity) if quantity else EXACT
         _, low, high = widened(np.array([values[0], min(values), max(values)]), spread)
         return float(low), float(high)
 

@@ -257,7 +257,7 @@ class Simulation(Renamed, HtmlRepr):
     @cached_property
     def supports(self) -> WholeSupport | None:
         """Of the kernels of a decode step, and of the run as a whole; None where no kernel was forecast."""
-        return None if self.rests_on is None else self.service.supports(self.rests_on)
+        return None if self.rests_on is None else self.service.supports(self.load, self.rests_on)
 
     @property
     def saturated(self) -> bool:
@@ -300,7 +300,7 @@ def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, 
         ends[variant] = metrics(RequestTimes.of(other.requests, load), other.step_log, None, goals)
     likely = metrics(served, cluster.step_log, None, goals)
     steps = cluster.decode_engines[0].times
-    low, high = _intervals(service, likely, ends, steps.measured) if len(ends) == 2 else ({}, {})
+    low, high = _intervals(service, load, likely, ends, steps.measured) if len(ends) == 2 else ({}, {})
     return Simulation(service, load, served, cluster.step_log, goals, likely, low, high, steps.rests_on,
                       steps.predictor, complete)  # fmt: skip
 
@@ -314,11 +314,11 @@ def _run(cluster: Cluster, variant: str, progress: Progress | None) -> bool:
 
 
 def _intervals(
-    service: Service, likely: dict[str, float], ends: dict[str, dict[str, float]], measured: bool
+    service: Service, load: Load, likely: dict[str, float], ends: dict[str, dict[str, float]], measured: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Both ends of each metric: faster steps mean shorter latencies and more throughput."""
     intervals = {
-        key: service.interval(key, (value, ends["low"][key], ends["high"][key]), measured)
+        key: service.interval(load, key, (value, ends["low"][key], ends["high"][key]), measured)
         for key, value in likely.items()
         if key in ends["low"] and key in ends["high"]
     }

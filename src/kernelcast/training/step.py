@@ -253,6 +253,7 @@ class StepForecast(HtmlRepr, ABC):
     def setting(self) -> Setting:
         """What decides, beside the kernels, whether such a step was measured."""
         workload = "training step" if self.trace.mode == "training" else "inference step"
+        workload += ", launch-bound" if self.launch_bound else ""
         stack = named_stack("torch")
         layout = getattr(self, "layout", None)
         return Setting.of(workload, self.gpu, stack.id, stack.release, "PyTorch module", layout, "")

@@ -79,6 +79,6 @@ def kernelbench(row: Row) -> Mapping[str, Any]:
     except KernelcastError:
         raise NotExpressibleError(f"KernelBench's {problem} with {version} shapes") from None
     target = GPUS[row["hardware"]]
-    return {"gpu": target, "model": problem, "stack": str(row["mode"]), "command": "kernelbench",
+    return {"gpu": target, "model": problem, "stack": str(row["mode"]), "release": "2.5", "command": "kernelbench",
             "measured": {"time_s": row["mean_ms"] / 1e3},
             "parameters": {"problem": problem, "version": version, "mode": mode, "gpu": target}}  # fmt: skip

@@ -233,7 +233,7 @@ _MPT = {"MPT-125m": (12, 768, 12), "MPT-350m": (24, 1024, 16), "MPT-760m": (24, 
         "MPT-70b": (80, 8192, 64)}  # fmt: skip
 _TRAINED = {"GPT OSS 120B": "gpt-oss-120b", "Qwen3_235B_a22B": "qwen3-235b-a22b", "LLAMA3_8B": "llama-3-8b",
             "LLAMA3_70B": "llama-3-70b", "DeepSeekV3 (w/o MTP)": "deepseek-v3"}  # fmt: skip
-_PRECISIONS = {"BF16": "mixed", "bf16": "pure", "amp_bf16": "autocast"}
+_PRECISIONS = {"BF16": "mixed", "bf16": "pure", "amp_bf16": "mixed"}
 
 
 def training_step(row: Row) -> Mapping[str, Any]:
@@ -255,10 +255,13 @@ def training_step(row: Row) -> Mapping[str, Any]:
     if row["source"] == "llm-foundry":
         layers, hidden, heads = _MPT[row["model"]]
         name = str(row["model"]).lower()
-        # MPT with fused attention and learned positions is a GPT-2 without biases
-        built = {"config": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": hidden,
-                            "n_layer": layers, "n_head": heads, "n_positions": seq, "vocab_size": 50368,
-                            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)}}  # fmt: skip
+        # MPT with fused attention and learned positions is an OPT with GELU and without biases; FSDP's mixed precision
+        # gathers parameters in bf16
+        built = {"config": {"model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": hidden,
+                            "num_hidden_layers": layers, "num_attention_heads": heads, "ffn_dim": 4 * hidden,
+                            "max_position_embeddings": seq, "vocab_size": 50368, "word_embed_proj_dim": hidden,
+                            "activation_function": "gelu", "enable_bias": False,
+                            **dict.fromkeys(("dropout", "attention_dropout"), 0.0)}}  # fmt: skip
         zero, checkpointing = (3 if row["fsdp"] == "FULL_SHARD" else 2), "act_ckpt=True" in str(row["notes"])
     else:
         if row["model"] not in _TRAINED:
@@ -300,7 +303,7 @@ def simumax_step(row: Row) -> Mapping[str, Any]:
 def vision_model(row: Row) -> Mapping[str, Any]:
     """Steps of timm models in fp16 autocast, with PyTorch of any release answered as that of today."""
     target = known_gpu(row["gpu"])
-    return {"gpu": target, "model": row["model"], "stack": "torch", "command": "timm",
+    return {"gpu": target, "model": row["model"], "stack": "torch", "release": row["torch"], "command": "timm",
             "measured": {"time_s": row["step_time_ms"] / 1e3},
             "parameters": {"model": row["model"], "gpu": target, "img_size": int(row["img_size"]),
                            "batch": int(row["batch_size"]), "channels_last": row["layout"] == "nhwc",

@@ -32,6 +32,7 @@ from kernelcast_lab.data.shared import tables
 from kernelcast_lab.evaluate.scores import ErrorSummary
 from kernelcast_lab.evaluate.served import Compared
 
+UNKNOWN = "unknown"  # release
 SAMPLE, FIT_SAMPLE = 60, 400  # rows of a source by default: minutes on two cores
 BY = ("gpu", "model", "stack", "support")
 
@@ -73,7 +74,7 @@ class ScoredCase:
     @property
     def measured_setting(self) -> Setting | None:
         """The setting that was measured: of the release that the source names."""
-        return self.setting and replace(self.setting, release=self.release or self.setting.release)
+        return self.setting and replace(self.setting, release=self.release or UNKNOWN)
 
     def to_dict(self) -> dict[str, Any]:
         names = ("source", "id", "gpu", "model", "stack", "quantity", "error", "inside", "support", "longest_part")
@@ -167,7 +168,7 @@ def simulate(case: PublishedCase) -> list[ScoredCase]:
             result.low[name],
             result.high[name],
             result.supports,
-            result.service.setting,
+            result.service.setting(result.load),
         )
         for name in case.measured
     ]
@@ -274,6 +275,21 @@ def serving_points(root: Path | str | None, count: int | None) -> tuple[int, lis
     return len(known), _of_compared("serving_points", compared), dict(left)
 
 
+def torch_h200(root: Path | str | None, count: int | None) -> tuple[int, list[ScoredCase], dict[str, int]]:
+    """Steps of language models that this project measured with the PyTorch of `stacks/`."""
+    from kernelcast.training.step import STEP
+    from kernelcast_lab.evaluate.traced import MEASURED, chosen_cases, evaluate
+
+    cases = []
+    for each in evaluate(chosen_cases(MEASURED), STEP):
+        step, name = each.step, each.case.case.id
+        ends = each.case.wall_ms / 1e3, step.time_s, step.low_s, step.high_s
+        levels = step.supports.level, step.supports.kernels
+        cases.append(ScoredCase("torch_h200", f"torch_h200/{name}", "h200_sxm", name, "torch", "time_s", *ends, *levels,
+                                step.setting, step.setting.release))  # fmt: skip
+    return len(cases), cases, {}
+
+
 def vllm_h100(root: Path | str | None, count: int | None) -> tuple[int, list[ScoredCase], dict[str, int]]:
     from kernelcast_lab.evaluate.under_load import vllm_runs
 
@@ -295,11 +311,10 @@ def vllm_h200(root: Path | str | None, count: int | None) -> tuple[int, list[Sco
     return len({each.groups["run"] for each in compared}), _of_compared("vllm_h200", compared, "0.22"), {}
 
 
-RUNS = {"pipeweave": pipeweave, "serving_points": serving_points, "vllm_h100": vllm_h100, "vllm_h200": vllm_h200,
-        "llmservingsim": llmservingsim}  # fmt: skip
+RUNS = {each.__name__: each for each in (pipeweave, serving_points, vllm_h100, vllm_h200, torch_h200, llmservingsim)}
 NAMES = (*SOURCES, *RUNS)
 GROUPS = {"training": ("training_llm", "mlperf_training", "simumax"), "kernels": ("aiter_gemm", "aiter_moe"),
-          "live": ("vllm_h200",)}  # fmt: skip
+          "live": ("vllm_h200", "torch_h200")}  # fmt: skip
 _SLOW = {"training_llm": 3}  # sources with questions that take long have so much smaller samples
 
 

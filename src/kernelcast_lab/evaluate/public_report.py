@@ -28,6 +28,7 @@ TITLES = {
     "serving_points": "closed loops of requests: vLLM, SGLang, TensorRT-LLM (AIConfigurator, InferenceX)",
     "vllm_h100": "vLLM on H100 under load (inference-sim)",
     "vllm_h200": "live vLLM on an H200, measured for this project",
+    "torch_h200": "language models in PyTorch on an H200, measured for this project",
     "llmservingsim": "vLLM on an RTX PRO 6000 under load (LLMServingSim)",
 }
 _SHORT = ("source", "quantity", "results", "mean error", "median", "bias", "inside the 80% interval")

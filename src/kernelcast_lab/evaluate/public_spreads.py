@@ -15,6 +15,7 @@ from kernelcast_lab.evaluate.public import ScoredCase, SourceScores
 
 _FEWEST = 10  # results of the development part that a spread is fitted on
 _SIDE = 0.1  # of the results that may lie on each side of an 80% interval
+_LEAST_SHARE = 0.3  # of the kernels' deviation: a few results do not say that it is nothing
 
 
 @contextmanager
@@ -56,14 +57,18 @@ def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
     return EndToEnd(inventory.runs, tuple(spreads))
 
 
-def _spread(members: Sequence[ScoredCase]) -> tuple[float, float]:
-    """The least spread below and above with no more than a tenth of the results outside on that side."""
+def _spread(members: Sequence[ScoredCase]) -> tuple[float, float, float, float]:
+    """The narrowest interval with no more than a tenth of the results outside on either side: first a share of the
+    kernels' own deviation, and what is added where all of it does not do."""
     columns = (np.array([getattr(m, name) for m in members]) for name in ("measured", "predicted", "low", "high"))
     measured, predicted, low, high = map(np.log, columns)
-    sides = (predicted - measured, predicted - low), (measured - predicted, high - predicted)
-    needed = (np.sqrt(np.maximum(np.maximum(off, 0.0) ** 2 - own**2, 0.0)) for off, own in sides)
-    below, above = (round(float(np.quantile(each, 1 - _SIDE)), 3) for each in needed)
-    return below, above
+    fitted: list[float] = []
+    for off, own in ((predicted - measured, predicted - low), (measured - predicted, high - predicted)):
+        off, own = np.maximum(off, 0.0), np.maximum(own, 1e-6)
+        share = max(_LEAST_SHARE, min(1.0, float(np.quantile(off / own, 1 - _SIDE))))
+        added = float(np.quantile(np.sqrt(np.maximum(off**2 - (share * own) ** 2, 0.0)), 1 - _SIDE))
+        fitted += [round(share, 3), round(added, 3)]
+    return fitted[0], fitted[1], fitted[2], fitted[3]
 
 
 def with_spreads(scores: Iterable[SourceScores], evidence: EndToEnd) -> list[SourceScores]:

@@ -93,7 +93,7 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
             ends = (values.get(key) for values in (result.low, result.high))
             predicted_s, low_s, high_s = (None if x is None else x / 1e3 for x in (result.metrics[key], *ends))
             assert predicted_s is not None
-            of_run = result.service.setting, result.supports
+            of_run = result.service.setting(result.load), result.supports
             compared.append(Compared(what, measured_s, predicted_s, groups, low_s, high_s, *of_run))
     return compared, left
 

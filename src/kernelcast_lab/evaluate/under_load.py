@@ -119,7 +119,7 @@ def _run_compared(result: Simulation, row: Row, stage: int | None, run: str) -> 
             key = f"{stat}_{'e2el' if name == 'e2e' else name}_ms"
             low_s, high_s = (result.low[key] / 1e3, result.high[key] / 1e3) if stage is None else (None, None)
             measured_s = row[f"measured_{name}_{stat}_ms"] / 1e3
-            of_run = result.service.setting, result.supports
+            of_run = result.service.setting(result.load), result.supports
             predicted_s, what = metrics[key] / 1e3, f"{name.upper()} {stat}"
             compared.append(Compared(what, measured_s, predicted_s, groups, low_s, high_s, *of_run))
     return compared
@@ -154,7 +154,7 @@ def single_requests(root: Path | str | None, stacks: Stacks = stack, calibrate_o
             for stat, of in (("mean", np.mean), ("p90", lambda values: np.quantile(values, 0.9)))}  # fmt: skip
     return [
         Compared(f"{key.upper()} {stat}", figure.measured / 1e3, figure.predicted / 1e3, {"run": name},
-                 (figure.low or 0.0) / 1e3, (figure.high or 0.0) / 1e3, service.setting, runs.supports)
+                 (figure.low or 0.0) / 1e3, (figure.high or 0.0) / 1e3, service.setting(load), runs.supports)
         for figure in runs.figures(labels, rest) for stat, key, _ in (figure.name.split("_"),)
     ]  # fmt: skip
 
@@ -175,7 +175,7 @@ def live_runs(folder: Path = LIVE) -> list[Compared]:
             services[name] = Service(EnginePool(deployment, engine_settings(deployment)))
         bench = read_bench(path)
         runs = SimulatedRuns.of(services[name], bench.load, tables)
-        of_run = services[name].setting, runs.supports
+        of_run = services[name].setting(bench.load), runs.supports
         compared += [
             Compared(_LIVE[figure.name], figure.measured, figure.predicted, {"run": f"{name} {run}", "model": name},
                      figure.low, figure.high, *of_run)

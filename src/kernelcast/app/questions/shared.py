@@ -78,7 +78,9 @@ WeightsFolder = Annotated[
            "on physics alone"),
 ]  # fmt: skip
 PowerCap = Annotated[float | None, option(metavar="WATTS", help="power limit of each GPU, below the board's")]
-StackName = Annotated[str, option(metavar="NAME", help="vllm, sglang, trtllm, torch", values=stack_names)]
+StackName = Annotated[
+    str, option(metavar="NAME", help="vllm, sglang, trtllm, torch; a release: vllm==0.5", values=stack_names)
+]
 InputLen = Annotated[
     int | None, option("", "--random-input-len", help="prompt tokens of each request", unless_given=INPUT_LEN)
 ]
