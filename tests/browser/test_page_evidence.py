@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable
@@ -88,3 +89,49 @@ def test_a_stack_alone(visit: Visit, run: Run) -> None:
     visit.shows_command("kernelcast evidence --stack vllm --by op")
     visit.find("#op").fill("no such op")
     expect(visit.find("#map")).to_contain_text("Nothing was measured")
+
+
+def published(by: str) -> dict[str, Any]:
+    """What the server might say of two results a group, made up."""
+    line = {"source": "served", "title": "served benchmarks", "quantity": "mean ttft", "rows": 1234, "mean": 12.34,
+            "median": 9.0, "bias": -4.4, "coverage": 0.8, "held_out": 617}  # fmt: skip
+    if by == "model":
+        errors = [{**line, "model": f"model-{at}", "coverage": None} for at in range(40)]
+    else:
+        errors = [{**line, by: name} for name in ("seen", "near")]
+    return {"by": by, "about": {"made": "2026-01-01", "version": "1.0"}, "errors": errors}
+
+
+CELLS = ["mean ttft", "1,234", "12.3%", "9.00%", "-4%", "80% of 617"]
+
+
+def test_published_results_by_what_is_chosen(visit: Visit) -> None:
+    visit.page.route(
+        "**/evidence/published?by=*", lambda route: route.fulfill(json=published(route.request.url.split("=")[-1]))
+    )
+    visit.open("/evidence?by=support")
+    expect(visit.find("#published-table tbody tr")).to_have_count(2)
+    assert visit.cells("#published-table") == [[level, "served benchmarks", *CELLS] for level in ("seen", "near")]
+    expect(visit.find("#published")).to_contain_text("Made on 2026-01-01 with kernelcast 1.0")
+    visit.find("#by").select_option("model")
+    visit.query_has("by=model")
+    expect(visit.find("#published-table tbody tr:visible")).to_have_count(25)
+    visit.find("#published-table-all").click()
+    expect(visit.find("#published-table tbody tr:visible")).to_have_count(40)
+    assert visit.cells("#published-table")[0] == ["model-0", "served benchmarks", *CELLS[:-1], "—"]
+    visit.page.go_back()
+    expect(visit.find("#by")).to_have_value("support")
+    expect(visit.find("#published-table tbody tr")).to_have_count(2)
+
+
+def test_published_results_are_the_command_s(visit: Visit, run: Run) -> None:
+    lines = kinds(run, "--published")["errors"]
+    visit.open("/evidence")
+    if not lines:
+        expect(visit.find("#published-errors")).to_have_text("No published result was scored.")
+        return
+    expect(visit.find("#published-table tbody tr")).to_have_count(len(lines))
+    assert [row[0] for row in visit.cells("#published-table")] == [line["title"] for line in lines]
+    _, out, _ = run("evidence", "--published")
+    printed = [re.split(r"\s{2,}", line)[1:] for line in out.splitlines()[1 : len(lines) + 1]]
+    assert [row[1:] for row in visit.cells("#published-table")] == printed

@@ -55,6 +55,9 @@ def test_a_question_by_address_is_answered_as_the_command_answers_it(visit: Visi
         prefill, decode = re.findall(r"[\d.,]+ [mµ]?s\b", " ".join(line))
         assert [shown[part][0], shown[part][3]] == [prefill, decode]
     expect(visit.find("#evidence .badge")).to_have_text(answer["support"])
+    aspects = [f"{name} {level}" for name, level in answer["support_by"].items()]
+    expect(visit.find("#aspects li")).to_have_text(aspects)
+    assert ", ".join(aspects) in " ".join(out.split())
     expect(visit.find("#evidence")).to_contain_text(f"{answer['evidence']['calls']:,}")
 
 
@@ -70,7 +73,7 @@ def test_controls_move_the_answer_and_the_address(visit: Visit, run: Run) -> Non
     visit.page.keyboard.press("ArrowRight")  # 1, 2, 3
     expect(visit.find("#batch")).to_have_value("3")
     visit.find("#input_len").fill("700")
-    visit.find("label[for=stack-sglang]").click()
+    visit.find("#stack").select_option("sglang")
     visit.query_has("batch=3", "input_len=700", "stack=sglang")
     command = "kernelcast infer llama-3.1-8b --gpu a100_sxm --stack sglang --batch 3 --input-len 700"
     same_as_printed(visit, run, command)
@@ -78,7 +81,7 @@ def test_controls_move_the_answer_and_the_address(visit: Visit, run: Run) -> Non
     visit.page.reload()
     expect(visit.find("#gpu")).to_have_value(re.compile("A100"))
     expect(visit.find("#batch")).to_have_value("3")
-    expect(visit.find("#stack-sglang")).to_be_checked()
+    expect(visit.find("#stack")).to_have_value("sglang")
     visit.shows_command(command)
 
 

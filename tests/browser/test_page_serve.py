@@ -50,6 +50,8 @@ def test_a_load_by_address_is_simulated_as_the_command_does(visit: Visit, run: R
     assert shown == {name: answer[name] for name in shown}
     expect(visit.find("#requests-over-time svg")).to_be_visible()
     expect(visit.find("#kv-over-time svg")).to_be_visible()
+    expect(visit.find("#evidence .badge")).to_have_text(answer["support"])
+    expect(visit.find("#aspects li")).to_have_text([" ".join(of) for of in answer["support_by"].items()])
 
 
 def test_the_button_asks_and_the_address_follows(visit: Visit, run: Run) -> None:

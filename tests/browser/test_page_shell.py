@@ -78,7 +78,7 @@ def test_the_keyboard_alone_reaches_and_asks(visit: Visit) -> None:
         if focused == "batch":
             break
     assert seen[0] == "Skip to the page"
-    order = ["Model", "Kernel", "Evidence", "theme", "model", "gpu", "stack-vllm", "batch-slider", "batch"]
+    order = ["Model", "Kernel", "Evidence", "theme", "model", "gpu", "stack", "batch-slider", "batch"]
     assert [name for name in seen if name in order] == order
     visit.page.keyboard.press("ControlOrMeta+a")
     visit.page.keyboard.type("16")

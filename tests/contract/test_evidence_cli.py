@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from running import Run
+
+from kernelcast.forecast.end_to_end import FILE, TITLES, EndToEnd
 
 ATTENTION = ("kernel", "attention", "--batch", "8", "--q-len", "1", "--kv-len", "2048", "--q-heads", "32", "--kv-heads",
              "8", "--head-dim", "128", "--gpu", "h200_sxm")  # fmt: skip
@@ -55,6 +58,34 @@ def test_which_kernel_runs(run: Run) -> None:
     assert any_format["backend"] == "triton" and list(any_format["measured"])[:2] == ["trtllm", "triton"]
 
 
+@pytest.fixture
+def scored(tmp_path: Path) -> str:
+    """A folder with errors of whole answers, made up."""
+    line = {"source": "served", "of": "mean_ttft_ms", "rows": 1234, "mean": 12.34, "median": 9.0, "p90": 30.0,
+            "bias": -4.4, "median_bias": -2.0, "coverage": 0.8, "held_out": 617}  # fmt: skip
+    by_gpu = [{**line, "gpu": name, "coverage": None} for name in ("l40s", "h200_sxm")]
+    errors = {"sources": [line], "by_gpu": by_gpu}
+    EndToEnd({}, (), errors, {"made": "2026-01-01"}).write(tmp_path / FILE.name)
+    return str(tmp_path)
+
+
+def test_errors_on_published_results(run: Run, scored: str) -> None:
+    out = told(run, "evidence", "--published", "--weights", scored)
+    assert re.search(r"^served +mean ttft +1,234 +12\.3% +9\.00% +-4% +80% of 617$", out, re.MULTILINE)
+    assert TITLES["served"] in out and max(map(len, out.splitlines())) <= 100
+    by_gpu = told(run, "evidence", "--published", "--weights", scored, "--by", "gpu")
+    assert re.findall(r"^(\w+) +served.*-4% +—$", by_gpu, re.MULTILINE) == ["h200_sxm", "l40s"]
+    found = json.loads(told(run, "evidence", "--published", "--weights", scored, "--by", "gpu", "--json"))
+    assert (found["by"], found["about"], len(found["errors"])) == ("gpu", {"made": "2026-01-01"}, 2)
+    assert found["errors"][0]["title"] == TITLES["served"] and found["errors"][0]["mean"] == 12.34
+
+
+def test_no_published_result_was_scored(run: Run, tmp_path: Path) -> None:
+    assert told(run, "evidence", "--published", "--weights", str(tmp_path)) == "No published result was scored.\n"
+    found = json.loads(told(run, "evidence", "--published", "--weights", str(tmp_path), "--json"))
+    assert found == {"by": "source", "about": {}, "errors": []}
+
+
 def test_a_call_tells_which_kernel_it_is_taken_to_run(run: Run) -> None:
     assert "fa3 by wgmma (the file names it for this GPU)" in told(run, *ATTENTION, "--stack", "vllm")
     runs = json.loads(told(run, *ATTENTION, "--stack", "vllm", "--json"))["runs"]
@@ -74,6 +105,9 @@ def test_a_call_tells_which_kernel_it_is_taken_to_run(run: Run) -> None:
         (("--where", "dtype"), "give NAME=VALUE"),
         (("--where", "dtpe=fp8"), "unknown name 'dtpe' (did you mean dtype"),
         (("--by", "colour"), "unknown --by 'colour'"),
+        (("--by", "support"), "unknown --by 'support'"),
+        (("--published", "--by", "op"), "unknown --by 'op'; known: gpu, model, source, stack, support"),
+        (("--published", "--gpu", "h200_sxm"), "leave out --gpu"),
         (("--runs", "--gpu", "h300"), "unknown gpu 'h300'"),
         (("--weights", "/nowhere"), "/nowhere"),
     ],

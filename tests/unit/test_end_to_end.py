@@ -12,6 +12,7 @@ import pytest
 import kernelcast as kc
 from kernelcast.forecast.end_to_end import (
     EXACT,
+    TITLES,
     EndToEnd,
     FittedSpread,
     Setting,
@@ -90,6 +91,22 @@ def test_written_evidence_is_read_again(tmp_path: Path) -> None:
     whole.write(path)
     assert EndToEnd.read(path) == whole
     assert EndToEnd.read(tmp_path / "none.json") == EndToEnd({}, ())
+
+
+def test_errors_are_listed_by_source_and_by_what_they_are_kept_by() -> None:
+    lines = [
+        {"source": source, "of": of, "support": level}
+        for source, of, level in (
+            ("timm", "time_s", "extrapolated"),
+            ("nobody's", "mean_ttft_ms", "seen"),
+            ("served", "TPOT", "near"),
+        )
+    ]
+    whole = replace(EVIDENCE, errors={"sources": lines, "by_support": lines})
+    assert [line["title"] for line in whole.error_lines()] == [TITLES["timm"], "nobody's", TITLES["served"]]
+    assert [line["quantity"] for line in whole.error_lines()] == ["time", "mean ttft", "TPOT"]
+    assert [line["support"] for line in whole.error_lines("support")] == ["seen", "near", "extrapolated"]
+    assert whole.error_lines("gpu") == []
 
 
 def test_metrics_belong_to_quantities() -> None:

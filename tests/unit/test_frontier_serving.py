@@ -201,11 +201,11 @@ def test_an_engine_under_load_waits_for_it_too() -> None:
 def test_gpt_oss_by_the_backend_that_tensorrt_llm_benchmarks_keeps_its_8_bit_activations() -> None:
     """On Blackwell the performance overview runs CUTLASS, the default is trtllm-gen: both with 8 bits, neither with the
     16 bits of the checkpoint, which take four times as long."""
-    experts_s = {}
+    kernels_s = {}
     for backend in (None, "trtllm", "cutlass", "triton"):
         found = kc.infer("gpt-oss-20b", gpu="b200_sxm", stack="trtllm", batch=2048, input_len=1000, output_len=8,
                          kv_dtype="fp8", moe_backend=backend)  # fmt: skip
-        experts_s[backend] = sum(x.time_s for x in found.shares if (x.phase, x.part) == ("decode", "experts"))
-    assert experts_s["trtllm"] == experts_s[None]
-    assert experts_s["cutlass"] < 1.5 * experts_s[None]
-    assert experts_s["triton"] > 1.5 * experts_s[None]  # with 16 bits
+        kernels_s[backend] = sum(x.time_s for x in found.shares if x.phase == "decode" and x.part != "host")
+    assert kernels_s["trtllm"] == kernels_s[None]
+    assert kernels_s["cutlass"] < 1.5 * kernels_s[None]
+    assert kernels_s["triton"] > 1.5 * kernels_s[None]  # with 16 bits

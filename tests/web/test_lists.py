@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from kernelcast.app.web.bodies import BODIES
 from kernelcast.app.web.limits import Limits
+from kernelcast.forecast.end_to_end import ERRORS_BY
 from kernelcast.hardware import gpu_ids
 from kernelcast.models import model_ids
 from kernelcast.ops import REGISTRY
@@ -87,9 +88,18 @@ def test_evidence_is_the_commands(client: TestClient, run: Any, query: str) -> N
     assert got(client, f"evidence{query}") == json.loads(out)
 
 
+@pytest.mark.parametrize("by", ERRORS_BY)
+def test_published_errors_are_the_commands(client: TestClient, run: Any, by: str) -> None:
+    _, out, _ = run("evidence", "--published", "--by", by, "--json")
+    assert got(client, f"evidence/published?by={by}") == json.loads(out)
+
+
 def test_evidence_refuses(client: TestClient) -> None:
-    for query in ("by=colour", "op=nothing", "gpu=../h200_sxm.toml", "stack=nobody", "stack=/etc/passwd"):
-        response = client.get(f"/api/v1/evidence?{query}")
+    for query in (
+        "?by=colour", "?op=nothing", "?gpu=../h200_sxm.toml", "?stack=nobody", "?stack=/etc/passwd",
+        "/published?by=op",
+    ):  # fmt: skip
+        response = client.get(f"/api/v1/evidence{query}")
         assert response.status_code == 422
         problem_of(response)
 

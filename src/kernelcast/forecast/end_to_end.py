@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields
 from pathlib import Path
@@ -23,6 +24,12 @@ from kernelcast.ops.work import Array
 from kernelcast.results import EXTRAPOLATED, LEVELS, NEAR, SEEN
 
 FILE = Path(__file__).parent / "weights" / "end_to_end.json"
+<<<<<<< HEAD
+=======
+WORKLOADS = ("static batch", "served load", "offline", "inference step", "training step")
+QUANTITIES = ("time", "ttft", "tpot", "throughput")
+ERRORS_BY = ("source", "gpu", "model", "stack", "support")  # what errors are kept by
+>>>>>>> w1
 # NVIDIA's data-center parts by compute capability; all others are graphics cards (GDDR, PCIe, clocks by board power)
 _DATA_CENTER = ("6.0", "7.0", "8.0", "9.0", "10.0", "10.3")
 Side = tuple[float, float]  # the share that the kernels' own deviation has in the whole's, and what is added to it
@@ -33,6 +40,28 @@ RUN_SUPPORT = {
     "near": "measured end to end but for one of: release, GPU, class of model, parallelism",
     "extrapolated": "nothing close to it was measured end to end",
 }
+<<<<<<< HEAD
+=======
+# What each source is, and where it is from
+TITLES = {
+    "aiter_gemm": "AMD's tuned GEMMs (aiter), against the ceiling",
+    "aiter_moe": "AMD's tuned fused MoE (aiter), against the ceiling",
+    "static_batches": "one static batch: vLLM and TensorRT-LLM of 2024 (LLM-Inference-Bench)",
+    "trtllm_offline": "TensorRT-LLM's own throughput tables",
+    "served": "served benchmarks of others (GPUStack's performance lab)",
+    "training_llm": "training at scale (Megatron-Bridge, NeMo, llm-foundry)",
+    "mlperf_training": "MLPerf Training v5.0",
+    "simumax": "Megatron-LM on 8 B200 (SimuMax)",
+    "timm": "vision models in PyTorch (timm)",
+    "kernelbench": "PyTorch ops (KernelBench)",
+    "pipeweave": "one static batch: SGLang and vLLM (PipeWeave)",
+    "serving_points": "closed loops of requests: vLLM, SGLang, TensorRT-LLM (AIConfigurator, InferenceX)",
+    "vllm_h100": "vLLM on H100 under load (inference-sim)",
+    "vllm_h200": "live vLLM on an H200, measured for this project",
+    "llmservingsim": "vLLM on an RTX PRO 6000 under load (LLMServingSim)",
+}
+Spread = tuple[float, float]  # of the logarithm of a time, below and above
+>>>>>>> w1
 
 
 def gpu_class(gpu: Gpu) -> str:
@@ -139,6 +168,17 @@ class EndToEnd:
         errors = ",\n".join(f'"{name}": {_listed(lines)}' for name, lines in self.errors.items())
         path.write_text("{" + ",\n".join([*parts, f'"errors": {{{errors}}}']) + "}\n", encoding="utf-8")
 
+    def error_lines(self, by: str = "source") -> list[dict[str, Any]]:
+        """Errors by one of ``ERRORS_BY``, with what their source is (``title``) and what they are of (``quantity``)."""
+        lines: Sequence[Mapping[str, Any]] = self.errors.get("sources" if by == "source" else f"by_{by}", ())
+        if by != "source":
+            order = LEVELS.index if by == "support" else str
+            lines = sorted(lines, key=lambda line: (order(line[by]), line["source"]))
+        return [
+            {**line, "title": TITLES.get(line["source"], line["source"]), "quantity": _UNIT.sub("", line["of"])
+             .replace("_", " ")} for line in lines
+        ]  # fmt: skip
+
     def aspects(self, setting: Setting) -> dict[str, str]:
         """The level of each aspect by itself: seen where a run with it was measured on this engine."""
         own = [run for run in self.runs if run.engine == setting.engine]
@@ -184,6 +224,7 @@ class EndToEnd:
 
 
 _COLUMNS = tuple(each.name for each in fields(Setting))
+_UNIT = re.compile("_(s|us|ms)$")
 
 
 def _listed(lines: Iterable[Any]) -> str:

@@ -20,10 +20,7 @@ from typing import Any
 import numpy as np
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.end_to_end import (
-    Setting,
-    WholeSupport,
-)
+from kernelcast.forecast.end_to_end import ERRORS_BY, Setting, WholeSupport
 from kernelcast.forecast.predict_table import forecast_table
 from kernelcast.forecast.table import as_columns
 from kernelcast.results import LEVELS
@@ -34,7 +31,6 @@ from kernelcast_lab.evaluate.served import Compared
 
 UNKNOWN = "unknown"  # release
 SAMPLE, FIT_SAMPLE = 60, 400  # rows of a source by default: minutes on two cores
-BY = ("gpu", "model", "stack", "support")
 
 
 @dataclass(frozen=True)
@@ -370,7 +366,7 @@ def figures(scores: Iterable[SourceScores], worst: int = 3) -> dict[str, list[di
     """Tables by name: whole sources, by GPU, model, stack and support, the worst rows, and what was not asked."""
     scores = list(scores)
     result = {"sources": [line for each in scores for line in each.lines()]}
-    result |= {f"by_{by}": [line for each in scores for line in each.lines(by)] for by in BY}
+    result |= {f"by_{by}": [line for each in scores for line in each.lines(by)] for by in ERRORS_BY if by != "source"}
     result["worst"] = [
         row.to_dict()
         for each in scores

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast.app.questions.evidence import evidence as kernel_evidence
-from kernelcast.app.report.text import digits
+from kernelcast.app.report.published import HEADS, error_cells
 from kernelcast.files import complete
 from kernelcast.forecast.end_to_end import EndToEnd
 from kernelcast_lab.evaluate.report import markdown
 
+<<<<<<< HEAD
 # What each source is, and where it is from
 TITLES = {
     "aiter_gemm": "AMD's tuned GEMMs (aiter), against the ceiling",
@@ -32,6 +33,9 @@ TITLES = {
     "llmservingsim": "vLLM on an RTX PRO 6000 under load (LLMServingSim)",
 }
 _SHORT = ("source", "quantity", "results", "mean error", "median", "bias", "inside the 80% interval")
+=======
+_SHORT = ("source", *HEADS[:-1], "inside the 80% interval")
+>>>>>>> w1
 
 
 def write_page(evidence: EndToEnd, path: Path) -> Path:
@@ -55,14 +59,14 @@ def page(evidence: EndToEnd) -> str:
         summary(evidence),
         "## By GPU",
         "Which GPU do you have in mind? A line is a source and what it measured.",
-        _groups(errors.get("by_gpu", ()), "gpu"),
+        _groups(evidence, "gpu"),
         "## By model",
-        _groups(errors.get("by_model", ()), "model", fewest=3),
+        _groups(evidence, "model", fewest=3),
         "## By engine",
-        _groups(errors.get("by_stack", ()), "stack"),
+        _groups(evidence, "stack"),
         "## By level of support",
         "What `support` says of an answer, and how far such answers are off.",
-        _groups(errors.get("by_support", ()), "support"),
+        _groups(evidence, "support"),
         "## The worst",
         "The rows that are furthest off, and the part with most of the forecast time.",
         _worst(errors.get("worst", ())),
@@ -77,20 +81,12 @@ def page(evidence: EndToEnd) -> str:
 
 def summary(evidence: EndToEnd) -> str:
     """The table that README shows too."""
-    lines = evidence.errors.get("sources", ())
-    return markdown(_SHORT, ([TITLES.get(line["source"], line["source"]), *_cells(line)] for line in lines))
+    return markdown(_SHORT, ([line["title"], *error_cells(line)] for line in evidence.error_lines()))
 
 
-def _cells(line: Mapping[str, Any]) -> list[str]:
-    quantity = line["of"].removesuffix("_s").removesuffix("_us").removesuffix("_ms").replace("_", " ")
-    inside = "–" if line["coverage"] is None else f"{line['coverage']:.0%} of {line['held_out']}"
-    size = [digits(line[name], 3) + "%" for name in ("mean", "median")]
-    return [quantity, f"{line['rows']:,}", *size, f"{line['bias']:+.0f}%", inside]
-
-
-def _groups(lines: Iterable[Mapping[str, Any]], by: str, fewest: int = 1) -> str:
-    rows = sorted((line for line in lines if line["rows"] >= fewest), key=lambda line: (line[by], line["source"]))
-    return markdown([by, *_SHORT], ([line[by], line["source"], *_cells(line)] for line in rows))
+def _groups(evidence: EndToEnd, by: str, fewest: int = 1) -> str:
+    rows = (line for line in evidence.error_lines(by) if line["rows"] >= fewest)
+    return markdown([by, *_SHORT], ([line[by], line["source"], *error_cells(line)] for line in rows))
 
 
 def _worst(lines: Iterable[Mapping[str, Any]]) -> str:

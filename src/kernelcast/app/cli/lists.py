@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
         "kernelcast evidence --op attention --gpu b200_sxm --stack vllm",
         "kernelcast evidence --by gpu --json",
         "kernelcast evidence --runs --gpu rtx_5090 --stack vllm",
+        "kernelcast evidence --published --by gpu",
     )  # fmt: skip
 
 
@@ -86,6 +87,15 @@ def evidence(question: EvidenceQuestion, json: Json = False) -> None:
     """
     from kernelcast.app.report import lists
 
+    if question.published:
+        from kernelcast.app.report.published import print_published, published_fields
+
+        errors = question.published_errors()
+        if json:
+            print(to_json(published_fields(*errors)))
+        else:
+            print_published(*errors)
+        return
     entries = question.answer()
     if question.runs:
         measured = all_entries(question.weights or WEIGHTS)

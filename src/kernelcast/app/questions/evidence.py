@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 from kernelcast.app.questions.parameters import Question, option
 from kernelcast.app.questions.shared import WeightsFolder, gpu_names, op_names, stack_names
 from kernelcast.errors import KernelcastError, refuse_unknown
+from kernelcast.forecast.end_to_end import ERRORS_BY, FILE, EndToEnd, end_to_end
 from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.hardware import gpu as named_gpu
@@ -43,11 +44,25 @@ class EvidenceQuestion(Question):
     runs: Annotated[bool, option(help="instead: which kernel runs, by stack, op and format, and what was measured")] = (
         False
     )
+    published: Annotated[
+        bool,
+        option(
+            help=f"instead: errors of whole answers on published results and live runs (--by {'|'.join(ERRORS_BY)})"
+        ),
+    ] = False
     weights: WeightsFolder = None
 
     def answer(self) -> list[MeasuredConfiguration]:
         refuse_unknown("`by`", [self.by] if self.by else [], GROUPS)
         return evidence(self.op, self.gpu, self.stack, self.where, self.weights)
+
+    def published_errors(self) -> tuple[EndToEnd, str]:
+        """How whole answers compare with what was measured end to end, and by what they are asked for."""
+        given = [f"`{name}`" for name in ("op", "gpu", "stack", "where", "runs") if getattr(self, name)]
+        if given:
+            raise KernelcastError(f"published results are listed whole: leave out {', '.join(given)}")
+        refuse_unknown("`by`", [self.by] if self.by else [], ERRORS_BY)
+        return EndToEnd.read(self.weights / FILE.name) if self.weights else end_to_end(), self.by or ERRORS_BY[0]
 
     def group(self, entries: Sequence[MeasuredConfiguration]) -> str:
         """What a line of the table stands for."""

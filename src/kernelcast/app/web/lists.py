@@ -10,8 +10,10 @@ from kernelcast.app.questions.evidence import all_entries
 from kernelcast.app.questions.evidence import evidence as select_evidence
 from kernelcast.app.questions.kernel import KernelQuestion
 from kernelcast.app.report import lists as report
+from kernelcast.app.report.published import published_fields
 from kernelcast.app.web.parameters import QUESTIONS, parameter_fields, web_parameters
 from kernelcast.forecast import PREDICTORS
+from kernelcast.forecast.end_to_end import end_to_end
 from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.hardware import fabrics, gpu, gpu_ids
 from kernelcast.hardware.prices import read_prices
@@ -99,6 +101,11 @@ def grid() -> dict[str, Any]:
     }
 
 
+def published(by: str = "source") -> dict[str, Any]:
+    """As `kernelcast evidence --published --json` has it."""
+    return published_fields(end_to_end(), by)
+
+
 def _summed(members: list[MeasuredConfiguration]) -> dict[str, Any]:
     line = report.summed_evidence(members, "op")[0]
     tested = sum(entry.tested for entry in members if entry.error is not None)  # the weight of a cell in a mean
@@ -107,5 +114,5 @@ def _summed(members: list[MeasuredConfiguration]) -> dict[str, Any]:
 
 LISTS: Mapping[str, Callable[..., Any]] = {
     "about": about, "gpus": gpus, "gpu": gpu_details, "models": models, "ops": ops, "stacks": stacks,
-    "parameters": parameters, "evidence": evidence, "grid": grid,
+    "parameters": parameters, "evidence": evidence, "grid": grid, "published": published,
 }  # fmt: skip

@@ -183,6 +183,11 @@ def add_lists(router: APIRouter, service: GetService, limits: Limits) -> None:
             raise Problem(404, str(unknown("gpu", gpu_id, GPU_IDS)))
         return await service().answer("gpu", {"gpu_id": gpu_id}, lists=True)
 
+    @router.get("/evidence/published", summary="Errors of whole answers on published results and live runs",
+                response_class=Response, responses={200: shape, **errors})  # fmt: skip
+    async def published(by: Literal["source", "gpu", "model", "stack", "support"] = "source") -> Response:
+        return await service().answer("published", {"by": by}, lists=True)
+
     @router.get("/evidence", summary="What was measured, and how well it is forecast", response_class=Response,
                 responses={200: shape, **errors})  # fmt: skip
     async def evidence(

@@ -13,7 +13,8 @@
    facts([[name, value], …])             Names and values in two columns; null and "" are left out.
    titleLine(...parts), faint(text)      What was forecast, in one line.
    layoutParts(layout)                   ["tp 4", "ep 4"]; gpusText({gpus, gpu}) "4 x NVIDIA H200".
-   support(level), badge(level), level(name)   How well an answer is supported: a sentence, a badge, in a table.
+   support(level, by), badge(level), level(name)   How well an answer is supported: a sentence (and, of a whole answer, the
+                            level of each aspect: by), a badge, in a table.
    evidenceCard(answer)                  Measured calls behind the forecast: calls, error, shares, configurations.
    answeredAs(pairs)                     "backend fa3 for fa2, paged yes" of {parameter: {asked, answered}}.
    note(style, …children)                A remark: style "plain", "good", "warn". */
@@ -27,6 +28,19 @@ export const SUPPORT = {
   seen: "calls of this configuration were measured on this GPU",
   near: "one step from measured calls: a parameter, the GPU, or the range",
   extrapolated: "farther from measured calls: physics carries most of it",
+};
+
+const RUN_SUPPORT = {
+  seen: "this release of the engine was measured end to end with such a model on this GPU",
+  near: "measured end to end but for one of: release, GPU, class of model, parallelism",
+  extrapolated: "nothing close to it was measured end to end",
+};
+const ASPECTS = {
+  kernels: "nine tenths of the kernels' time",
+  engine: "the release of the engine, in runs measured end to end",
+  host: "the GPU whose host launches the kernels, in runs measured end to end",
+  parallelism: "the parallel sizes, in runs of this engine measured end to end",
+  recipe: "workload, class of model and weight format, in runs of this engine measured end to end",
 };
 
 export const has = (value) => value !== null && value !== undefined;
@@ -109,9 +123,19 @@ export const facts = (pairs) =>
       .map(([name, content]) => h("div", h("dt", name), h("dd", content))),
   );
 
-export const badge = (name) => h("span", { class: `badge badge-${name}`, title: SUPPORT[name] }, name);
-export const level = (name, text = name) => h("span", { class: `level level-${name}`, title: SUPPORT[name] }, text);
-export const support = (name) => h("p.support", badge(name), " ", h("span", SUPPORT[name] ?? ""));
+export const badge = (name, title = SUPPORT[name]) => h("span", { class: `badge badge-${name}`, title }, name);
+export const level = (name, text = name, title = SUPPORT[name]) =>
+  h("span", { class: `level level-${name}`, title }, text);
+const aspects = (by) =>
+  h(
+    "ul#aspects.legend",
+    { "aria-label": "Support of each aspect" },
+    Object.entries(by).map(([name, of]) => h("li", level(of, `${name} ${of}`, ASPECTS[name]))),
+  );
+export function support(name, by = null) {
+  const sentence = (!by || by.kernels === name ? SUPPORT : RUN_SUPPORT)[name] ?? "";
+  return [h("p.support", badge(name, sentence), " ", h("span", sentence)), by && aspects(by)];
+}
 export const note = (style, ...children) => h("p", { class: `note note-${style}` }, children);
 
 export const answeredAs = (pairs) =>
@@ -152,7 +176,7 @@ const configurations = (list) =>
     ]),
   );
 
-export function evidenceCard({ evidence, support: name, predictor }) {
+export function evidenceCard({ evidence, support: name, support_by: by, predictor }) {
   const list = evidence?.kinds ?? [];
   const changed = list.filter((entry) => entry.op && Object.keys(entry.answered_as ?? {}).length);
   const shares = Object.entries(evidence?.support ?? {}).map(([level, share]) => `${wholePercent(share)} ${level}`);
@@ -164,7 +188,7 @@ export function evidenceCard({ evidence, support: name, predictor }) {
       faint(`(${oneDecimalPercent(entry.share)} of the time)`),
     );
   const shown = evidence && [
-    support(name),
+    support(name, by),
     facts([
       ["measured calls", countText(evidence.calls)],
       ["held-out error", oneDecimalPercent(evidence.error)],

@@ -1,5 +1,6 @@
 /* Evidence: what was measured, and the error of forecasts on held-out calls. A heat map of ops by GPUs (colour: mean error),
-   filtered by stack; a cell opens its configurations below. As `kernelcast evidence` has it. */
+   filtered by stack; a cell opens its configurations below. Then whole answers against published results. As
+   `kernelcast evidence` has it. */
 
 import { card, facts, figures } from "../answer.js";
 import { get, Problem } from "../api.js";
@@ -10,6 +11,7 @@ import { sharing } from "../share.js";
 import { fromQuery, remember } from "../state.js";
 import { countText } from "../units.js";
 import { elsewhere, configurationsCard } from "./evidence_configurations.js";
+import { publishedCard } from "./evidence_published.js";
 import { grouped, heatMap, legend, listed, MEASURES, ordered, ORDERS, share, summed } from "./evidence_map.js";
 
 const fieldsOf = (grid) => [
@@ -63,7 +65,11 @@ const reading = () =>
 export async function mount(root, search) {
   const grid = await get("evidence/grid");
   const fields = fieldsOf(grid);
-  const addressed = [...fields, CELL];
+  const published = publishedCard(() => {
+    remember(values(), addressed);
+    published.show({ say: true });
+  });
+  const addressed = [...fields, CELL, published.field];
   const controls = Object.fromEntries(fields.map((field) => [field.name, control(field, changed)]));
   const [totals, map, kinds, hint] = [h("div"), h("div#map"), h("div#below", { tabindex: "-1" }), h("p#told.told")];
   const sharer = sharing();
@@ -73,6 +79,7 @@ export async function mount(root, search) {
   const values = () => ({
     ...Object.fromEntries(Object.values(controls).map((control) => [control.name, control.get()])),
     cell: chosen ? `${chosen.op} ${chosen.gpu}` : null,
+    by: published.control.get(),
   });
   const tellElsewhere = () => sharer.set(elsewhere(values(), chosen, shown.ops));
 
@@ -138,9 +145,11 @@ export async function mount(root, search) {
     for (const field of fields) controls[field.name].set(given[field.name] ?? field.default ?? null);
     const [op, gpu] = (given.cell ?? "").split(" ");
     chosen = op && gpu ? { op, gpu } : null;
+    published.control.set(given.by ?? published.field.default);
     if (first) remember(values(), addressed, true);
     draw();
     open();
+    published.show();
   }
 
   const form = h(
@@ -157,12 +166,13 @@ export async function mount(root, search) {
     totals,
     card("Ops by GPUs", { wide: true, id: "map-card" }, map),
     kinds,
+    published.element,
     reading(),
     sharer.element,
   );
   fill(
     root,
-    ...page({ title: "Evidence", lead: "What was measured, and the error of forecasts on held-out calls." }, column),
+    ...page({ title: "Evidence", lead: "What was measured, and the error of forecasts on held-out calls and on published results." }, column),
     h("p#status.status", { role: "status", "aria-live": "polite" }),
   );
   restore(search, true);
