@@ -24,12 +24,7 @@ from kernelcast.ops.work import Array
 from kernelcast.results import EXTRAPOLATED, LEVELS, NEAR, SEEN
 
 FILE = Path(__file__).parent / "weights" / "end_to_end.json"
-<<<<<<< HEAD
-=======
-WORKLOADS = ("static batch", "served load", "offline", "inference step", "training step")
-QUANTITIES = ("time", "ttft", "tpot", "throughput")
 ERRORS_BY = ("source", "gpu", "model", "stack", "support")  # what errors are kept by
->>>>>>> w1
 # NVIDIA's data-center parts by compute capability; all others are graphics cards (GDDR, PCIe, clocks by board power)
 _DATA_CENTER = ("6.0", "7.0", "8.0", "9.0", "10.0", "10.3")
 Side = tuple[float, float]  # the share that the kernels' own deviation has in the whole's, and what is added to it
@@ -40,8 +35,6 @@ RUN_SUPPORT = {
     "near": "measured end to end but for one of: release, GPU, class of model, parallelism",
     "extrapolated": "nothing close to it was measured end to end",
 }
-<<<<<<< HEAD
-=======
 # What each source is, and where it is from
 TITLES = {
     "aiter_gemm": "AMD's tuned GEMMs (aiter), against the ceiling",
@@ -58,10 +51,9 @@ TITLES = {
     "serving_points": "closed loops of requests: vLLM, SGLang, TensorRT-LLM (AIConfigurator, InferenceX)",
     "vllm_h100": "vLLM on H100 under load (inference-sim)",
     "vllm_h200": "live vLLM on an H200, measured for this project",
+    "torch_h200": "language models in PyTorch on an H200, measured for this project",
     "llmservingsim": "vLLM on an RTX PRO 6000 under load (LLMServingSim)",
 }
-Spread = tuple[float, float]  # of the logarithm of a time, below and above
->>>>>>> w1
 
 
 def gpu_class(gpu: Gpu) -> str:

@@ -12,30 +12,7 @@ from kernelcast.files import complete
 from kernelcast.forecast.end_to_end import EndToEnd
 from kernelcast_lab.evaluate.report import markdown
 
-<<<<<<< HEAD
-# What each source is, and where it is from
-TITLES = {
-    "aiter_gemm": "AMD's tuned GEMMs (aiter), against the ceiling",
-    "aiter_moe": "AMD's tuned fused MoE (aiter), against the ceiling",
-    "static_batches": "one static batch: vLLM and TensorRT-LLM of 2024 (LLM-Inference-Bench)",
-    "trtllm_offline": "TensorRT-LLM's own throughput tables",
-    "served": "served benchmarks of others (GPUStack's performance lab)",
-    "training_llm": "training at scale (Megatron-Bridge, NeMo, llm-foundry)",
-    "mlperf_training": "MLPerf Training v5.0",
-    "simumax": "Megatron-LM on 8 B200 (SimuMax)",
-    "timm": "vision models in PyTorch (timm)",
-    "kernelbench": "PyTorch ops (KernelBench)",
-    "pipeweave": "one static batch: SGLang and vLLM (PipeWeave)",
-    "serving_points": "closed loops of requests: vLLM, SGLang, TensorRT-LLM (AIConfigurator, InferenceX)",
-    "vllm_h100": "vLLM on H100 under load (inference-sim)",
-    "vllm_h200": "live vLLM on an H200, measured for this project",
-    "torch_h200": "language models in PyTorch on an H200, measured for this project",
-    "llmservingsim": "vLLM on an RTX PRO 6000 under load (LLMServingSim)",
-}
-_SHORT = ("source", "quantity", "results", "mean error", "median", "bias", "inside the 80% interval")
-=======
 _SHORT = ("source", *HEADS[:-1], "inside the 80% interval")
->>>>>>> w1
 
 
 def write_page(evidence: EndToEnd, path: Path) -> Path:
