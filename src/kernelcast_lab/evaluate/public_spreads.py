@@ -13,7 +13,10 @@ import numpy as np
 from kernelcast.forecast.end_to_end import EndToEnd, FittedSpread, backoff, end_to_end, widened, worse
 from kernelcast_lab.evaluate.public import ScoredCase, SourceScores
 
-_FEWEST = 10  # results of the development part that a spread is fitted on
+_FEWEST = 10  # results of the development part that a spread is fitted on,
+_FEWEST_OF_STACK = 24  # and that one of a single engine is
+# Sources whose runs are no evidence that such a run was measured: their requests' lengths are known by the mean alone
+_UNKNOWN_RECIPES = ("served",)
 _SIDE = 0.1  # of the results that may lie on each side of an 80% interval
 _LEAST_SHARE = 0.3  # of the kernels' deviation: a few results do not say that it is nothing
 
@@ -40,7 +43,7 @@ def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
     """What was measured end to end, and the spreads that make the intervals of the kernels hold 80% of the development
     part, by group of settings with enough results. The level of a result is that of the other results' evidence."""
     cases = [each for each in scored if each.setting is not None and each.development]
-    runs = Counter(case.measured_setting for case in cases)
+    runs = Counter(case.measured_setting for case in cases if case.source not in _UNKNOWN_RECIPES)
     inventory = EndToEnd({setting: count for setting, count in runs.items() if setting}, ())
     groups: dict[tuple[str | None, ...], list[ScoredCase]] = {}
     for case in cases:
@@ -52,7 +55,7 @@ def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
     spreads = [
         FittedSpread(*key, *_spread(members), len(members))  # type: ignore[arg-type,call-arg]
         for key, members in sorted(groups.items(), key=lambda item: str(item[0]))
-        if len(members) >= _FEWEST
+        if len(members) >= (_FEWEST_OF_STACK if key[2] else _FEWEST)
     ]
     return EndToEnd(inventory.runs, tuple(spreads))
 
@@ -62,11 +65,13 @@ def _spread(members: Sequence[ScoredCase]) -> tuple[float, float, float, float]:
     kernels' own deviation, and what is added where all of it does not do."""
     columns = (np.array([getattr(m, name) for m in members]) for name in ("measured", "predicted", "low", "high"))
     measured, predicted, low, high = map(np.log, columns)
+    # of n results, so that as many others are outside on average (split conformal prediction)
+    level = min(1.0, (1 - _SIDE) * (1 + 1 / len(members)))
     fitted: list[float] = []
     for off, own in ((predicted - measured, predicted - low), (measured - predicted, high - predicted)):
         off, own = np.maximum(off, 0.0), np.maximum(own, 1e-6)
-        share = max(_LEAST_SHARE, min(1.0, float(np.quantile(off / own, 1 - _SIDE))))
-        added = float(np.quantile(np.sqrt(np.maximum(off**2 - (share * own) ** 2, 0.0)), 1 - _SIDE))
+        share = max(_LEAST_SHARE, min(1.0, float(np.quantile(off / own, level))))
+        added = float(np.quantile(np.sqrt(np.maximum(off**2 - (share * own) ** 2, 0.0)), level))
         fitted += [round(share, 3), round(added, 3)]
     return fitted[0], fitted[1], fitted[2], fitted[3]
 
