@@ -196,7 +196,7 @@ def _traced(model: str, img_size: int, batch: int, mode: str, channels_last: boo
     try:
         import timm
     except ImportError:
-        raise KernelcastError("models of timm need it: pip install timm") from None
+        raise KernelcastError("vision models need timm: pip install 'kernelcast-lab[published]'") from None
     try:
         with torch.device("meta"):
             config: Any = timm.get_pretrained_cfg(model)
