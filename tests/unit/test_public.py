@@ -19,7 +19,7 @@ from kernelcast.forecast.end_to_end import EndToEnd, Setting
 from kernelcast_lab.data.published import PublishedCase, known_model, server_parameters
 from kernelcast_lab.data.shared import NotExpressibleError
 from kernelcast_lab.evaluate.public import NAMES, ScoredCase, SourceScores, digest, figures, sampled, score
-from kernelcast_lab.evaluate.public_report import page
+from kernelcast_lab.evaluate.public_report import page, short_table, write_page
 from kernelcast_lab.evaluate.public_spreads import fit_spreads, quantity_of, with_spreads
 
 DATA = os.environ.get("KERNELCAST_DATA")
@@ -114,6 +114,14 @@ def test_the_page_shows_every_table() -> None:
     assert "| served benchmarks of others" in text and "missing: a feature" in text and "refused: an error" in text
     assert "50 of 90" in text and "| h200_sxm | served | mean ttft | 40 |" in text
     assert quantity_of(cases[0]) == "ttft" and set(SAMPLES) <= set(NAMES)
+
+
+def test_the_readme_has_the_figures_of_the_installed_package(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert short_table(EndToEnd.read()) in readme
+    path = tmp_path / "README.md"
+    path.write_text(readme.replace("%", "x"))
+    assert short_table(EndToEnd.read()) in write_page(EndToEnd.read(), path).read_text()
 
 
 if __name__ == "__main__":

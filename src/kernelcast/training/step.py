@@ -252,8 +252,9 @@ class StepForecast(HtmlRepr, ABC):
     @cached_property
     def setting(self) -> Setting:
         """What decides, beside the kernels, whether such a step was measured."""
-        workload = "training step" if self.trace.mode == "training" else "inference step"
-        workload += ", launch-bound" if self.launch_bound else ""
+        names = {"inference": "inference step", "training": "training step" if self.gpus == 1 else "training at scale"}
+        experts = any("experts" in op.module.split(".") for op in self.trace.ops)
+        workload = names[self.trace.mode] + ", experts" * experts + ", launch-bound" * self.launch_bound
         stack = named_stack("torch")
         layout = getattr(self, "layout", None)
         return Setting.of(workload, self.gpu, stack.id, stack.release, "PyTorch module", layout, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,29 @@ from kernelcast.files import complete
 from kernelcast.forecast.end_to_end import EndToEnd
 from kernelcast_lab.evaluate.report import markdown
 
+_BEGIN, _END = "<!-- accuracy: made by kernelcast evaluate public --report README.md -->", "<!-- end of accuracy -->"
+MARKED = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
 _SHORT = ("source", *HEADS[:-1], "inside the 80% interval")
 
 
 def write_page(evidence: EndToEnd, path: Path) -> Path:
-    """``evidence``: with the errors that `kernelcast evaluate public --fit` wrote."""
+    """``evidence``: with the errors that `kernelcast evaluate public --fit` wrote. Of a page with a marked table (the
+    README) only that is replaced."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    marked = MARKED.search(text)
     with complete(path) as part:
-        part.write_text(page(evidence), encoding="utf-8")
+        table = f"{_BEGIN}\n{short_table(evidence)}\n{_END}"
+        part.write_text(MARKED.sub(lambda _: table, text) if marked else page(evidence), encoding="utf-8")
     return path
+
+
+def short_table(evidence: EndToEnd) -> str:
+    """A line a source: of the quantity that is published of all its rows."""
+    first = {line["source"]: line for line in reversed(evidence.error_lines("source"))}
+    rows = ([line["title"], f"{line['rows']:,}", line["quantity"], f"{line['mean']:.0f} ({line['median']:.0f})%",
+             "–" if line["coverage"] is None else f"{line['coverage']:.0%}"]
+            for line in reversed(first.values()))  # fmt: skip
+    return markdown(["published", "results", "quantity", "mean (median) error", "inside the 80% interval"], rows)
 
 
 def page(evidence: EndToEnd) -> str:
