@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from kernelcast.forecast.end_to_end import EndToEnd, FittedSpread, backoff, end_to_end, widened, worse
-from kernelcast_lab.evaluate.public import ScoredCase, SourceScores
+from kernelcast.forecast.end_to_end import EndToEnd, FittedSpread, Setting, backoff, end_to_end, widened, worse
+from kernelcast_lab.evaluate.public import UNKNOWN, ScoredCase, SourceScores
 
 _FEWEST = 10  # results of the development part that a spread is fitted on,
 _FEWEST_OF_STACK = 24  # and that one of a single engine is
-# Sources whose runs are no evidence that such a run was measured: their requests' lengths are known by the mean alone
+# Sources whose requests are known by their mean lengths alone: that such a run was measured makes others near, not seen
 _UNKNOWN_RECIPES = ("served",)
 _SIDE = 0.1  # of the results that may lie on each side of an 80% interval
 _LEAST_SHARE = 0.3  # of the kernels' deviation: a few results do not say that it is nothing
@@ -43,12 +43,12 @@ def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
     """What was measured end to end, and the spreads that make the intervals of the kernels hold 80% of the development
     part, by group of settings with enough results. The level of a result is that of the other results' evidence."""
     cases = [each for each in scored if each.setting is not None and each.development]
-    runs = Counter(case.measured_setting for case in cases if case.source not in _UNKNOWN_RECIPES)
+    runs = Counter(map(_measured_setting, cases))
     inventory = EndToEnd({setting: count for setting, count in runs.items() if setting}, ())
     groups: dict[tuple[str | None, ...], list[ScoredCase]] = {}
     for case in cases:
         assert case.setting is not None
-        others = {setting: n - (setting == case.measured_setting) for setting, n in inventory.runs.items()}
+        others = {setting: n - (setting == _measured_setting(case)) for setting, n in inventory.runs.items()}
         level = EndToEnd({setting: n for setting, n in others.items() if n}, ()).level(case.setting)
         for key in backoff(case.setting, quantity_of(case), level):
             groups.setdefault(key, []).append(case)
@@ -58,6 +58,11 @@ def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
         if len(members) >= (_FEWEST_OF_STACK if key[2] else _FEWEST)
     ]
     return EndToEnd(inventory.runs, tuple(spreads))
+
+
+def _measured_setting(case: ScoredCase) -> Setting | None:
+    unknown = case.source in _UNKNOWN_RECIPES
+    return replace(case, release=UNKNOWN).measured_setting if unknown else case.measured_setting
 
 
 def _spread(members: Sequence[ScoredCase]) -> tuple[float, float, float, float]:
