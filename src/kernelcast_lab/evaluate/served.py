@@ -55,7 +55,8 @@ def static_batches(cases: Sequence[ServedCase]) -> list[Compared]:
         pairs.append((_case(case), Workload(inputs, outputs, chunk=0)))  # read in one pass, as it was measured
     results = []
     for case, result in zip(cases, infer_many(pairs), strict=True):
-        groups = {"gpu": case.gpu, "stack": case.stack, "model": case.model}
+        groups = {"gpu": case.gpu, "stack": case.stack, "model": case.model, "workload": case.workload,
+                  "sizes": f"tp{case.tp} pp{case.pp}"}  # fmt: skip
         values = [("total", case.total_s, result.total)]
         if case.prefill_s is not None and case.decode_step_mean_s is not None:
             values += [
