@@ -308,6 +308,11 @@ def vllm_h200(root: Path | str | None, count: int | None) -> tuple[int, list[Sco
 
 
 RUNS = {each.__name__: each for each in (pipeweave, serving_points, vllm_h100, vllm_h200, torch_h200, llmservingsim)}
+# The table that each source is read from; our own measurements need none
+TABLES = {name: f"public/{table}" for name, (table, _) in SOURCES.items()} | {
+    "pipeweave": "pipeweave/e2e_real", "serving_points": "aiconfigurator/e2e_silicon",
+    "vllm_h100": "vllm_h100/served", "llmservingsim": "llmservingsim/rtxpro6000_llama-3.1-8b_vllm_requests",
+}  # fmt: skip
 NAMES = (*SOURCES, *RUNS)
 GROUPS = {"training": ("training_llm", "mlperf_training", "simumax"), "kernels": ("aiter_gemm", "aiter_moe"),
           "live": ("vllm_h200", "torch_h200")}  # fmt: skip
@@ -354,12 +359,10 @@ def _answered(case: PublishedCase) -> tuple[list[ScoredCase], str]:
 def all_sources(
     root: Path | str | None, names: Sequence[str], sample: int | None, workers: int, progress: Any
 ) -> list[SourceScores]:
-    """Published tables that are not in the folder are left out, unless they are named."""
+    """Sources whose tables are not in the folder are left out, unless they are named."""
     known = tables(root)
-    return [
-        score(root, name, sample and sample // _SLOW.get(name, 1), workers, progress)
-        for name in names or [name for name in NAMES if name in RUNS or f"public/{SOURCES[name][0]}" in known]
-    ]
+    there = [name for name in NAMES if name not in TABLES or TABLES[name] in known]
+    return [score(root, name, sample and sample // _SLOW.get(name, 1), workers, progress) for name in names or there]
 
 
 def figures(scores: Iterable[SourceScores], worst: int = 3) -> dict[str, list[dict[str, Any]]]:
