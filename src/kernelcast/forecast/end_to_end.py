@@ -56,10 +56,14 @@ TITLES = {
 }
 
 
+NVIDIA = ("data center", "graphics")
+
+
 def gpu_class(gpu: Gpu) -> str:
+    """Of NVIDIA's GPUs, data center or graphics; else the vendor."""
     if gpu.vendor.lower() != "nvidia":
         return gpu.vendor
-    return "data center" if gpu.compute_capability in _DATA_CENTER else "graphics"
+    return NVIDIA[gpu.compute_capability not in _DATA_CENTER]
 
 
 @dataclass(frozen=True, order=True)
@@ -97,7 +101,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class FittedSpread:
-    """The spread of a group of settings; an attribute that is None holds for all. ``low``, ``high``: what is added to
+    """The spread of a group of settings; an attribute that is None holds for all (a class of GPUs: for all of NVIDIA's,
+    with whose results other vendors' are not mixed). ``low``, ``high``: what is added to
     the kernels' deviation in squares; ``low_share``, ``high_share``: of it, where it is wider than such runs need.
     ``cases``: measured results that it was fitted on."""
 

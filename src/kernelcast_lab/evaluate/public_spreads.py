@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from kernelcast.forecast.end_to_end import EndToEnd, FittedSpread, Setting, backoff, end_to_end, widened, worse
+from kernelcast.forecast.end_to_end import NVIDIA, EndToEnd, FittedSpread, Setting, backoff, end_to_end, widened, worse
 from kernelcast_lab.evaluate.public import UNKNOWN, ScoredCase, SourceScores
 
 _FEWEST = 10  # results of the development part that a spread is fitted on,
@@ -51,7 +51,8 @@ def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
         others = {setting: n - (setting == _measured_setting(case)) for setting, n in inventory.runs.items()}
         level = EndToEnd({setting: n for setting, n in others.items() if n}, ()).level(case.setting)
         for key in backoff(case.setting, quantity_of(case), level):
-            groups.setdefault(key, []).append(case)
+            if key[3] or case.setting.gpu_class in NVIDIA:
+                groups.setdefault(key, []).append(case)
     spreads = [
         FittedSpread(*key, *_spread(members), len(members))  # type: ignore[arg-type,call-arg]
         for key, members in sorted(groups.items(), key=lambda item: str(item[0]))
