@@ -218,8 +218,10 @@ def _sustained(field: str, target: Gpu) -> float:
 
 @functools.cache
 def _sibling_mean(field: str, compute_capability: str, architecture: str) -> float:
-    """Mean over the measured GPUs of its compute capability; else of its architecture; else over all."""
+    """Mean over the measured GPUs of its compute capability; else of its architecture; else over NVIDIA's, which the
+    networks were fitted with."""
     known = [g for g in map(gpu, gpu_ids()) if getattr(g, field) is not None]
     siblings = [g for g in known if g.compute_capability == compute_capability]
-    siblings = siblings or [g for g in known if g.architecture == architecture] or known
+    siblings = siblings or [g for g in known if g.architecture == architecture]
+    siblings = siblings or [g for g in known if g.vendor == "nvidia"]
     return float(np.mean([getattr(g, field) for g in siblings]))

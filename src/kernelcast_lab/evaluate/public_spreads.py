@@ -18,6 +18,7 @@ _FEWEST_OF_STACK = 24  # and that one of a single engine is
 # Sources whose requests are known by their mean lengths alone: that such a run was measured makes others near, not seen
 _UNKNOWN_RECIPES = ("served",)
 _SIDE = 0.1  # of the results that may lie on each side of an 80% interval
+_FEWEST_TO_SHRINK = 40  # and that the kernels' intervals are narrowed on
 _LEAST_SHARE = 0.3  # of the kernels' deviation: a few results do not say that it is nothing
 
 
@@ -76,7 +77,8 @@ def _spread(members: Sequence[ScoredCase]) -> tuple[float, float, float, float]:
     fitted: list[float] = []
     for off, own in ((predicted - measured, predicted - low), (measured - predicted, high - predicted)):
         off, own = np.maximum(off, 0.0), np.maximum(own, 1e-6)
-        share = max(_LEAST_SHARE, min(1.0, float(np.quantile(off / own, level))))
+        least = _LEAST_SHARE if len(members) >= _FEWEST_TO_SHRINK else 1.0
+        share = max(least, min(1.0, float(np.quantile(off / own, level))))
         added = float(np.quantile(np.sqrt(np.maximum(off**2 - (share * own) ** 2, 0.0)), level))
         fitted += [round(share, 3), round(added, 3)]
     return fitted[0], fitted[1], fitted[2], fitted[3]
