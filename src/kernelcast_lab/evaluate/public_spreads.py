@@ -18,7 +18,7 @@ _FEWEST_OF_STACK = 24  # and that one of a single engine is
 # Sources whose requests are known by their mean lengths alone: that such a run was measured makes others near, not seen
 _UNKNOWN_RECIPES = ("served",)
 _SIDE = 0.1  # of the results that may lie on each side of an 80% interval
-_FEWEST_TO_SHRINK = 40  # and that the kernels' intervals are narrowed on
+_FEWEST_TO_SHRINK = 40  # of a single engine, that the kernels' intervals are narrowed on
 _LEAST_SHARE = 0.3  # of the kernels' deviation: a few results do not say that it is nothing
 
 
@@ -55,7 +55,7 @@ def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
             if key[3] or case.setting.gpu_class in NVIDIA:
                 groups.setdefault(key, []).append(case)
     spreads = [
-        FittedSpread(*key, *_spread(members), len(members))  # type: ignore[arg-type,call-arg]
+        FittedSpread(*key, *_spread(members, bool(key[2])), len(members))  # type: ignore[arg-type,call-arg]
         for key, members in sorted(groups.items(), key=lambda item: str(item[0]))
         if len(members) >= (_FEWEST_OF_STACK if key[2] else _FEWEST)
     ]
@@ -67,7 +67,7 @@ def _measured_setting(case: ScoredCase) -> Setting | None:
     return replace(case, release=UNKNOWN).measured_setting if unknown else case.measured_setting
 
 
-def _spread(members: Sequence[ScoredCase]) -> tuple[float, float, float, float]:
+def _spread(members: Sequence[ScoredCase], one_engine: bool) -> tuple[float, float, float, float]:
     """The narrowest interval with no more than a tenth of the results outside on either side: first a share of the
     kernels' own deviation, and what is added where all of it does not do."""
     columns = (np.array([getattr(m, name) for m in members]) for name in ("measured", "predicted", "low", "high"))
@@ -77,7 +77,7 @@ def _spread(members: Sequence[ScoredCase]) -> tuple[float, float, float, float]:
     fitted: list[float] = []
     for off, own in ((predicted - measured, predicted - low), (measured - predicted, high - predicted)):
         off, own = np.maximum(off, 0.0), np.maximum(own, 1e-6)
-        least = _LEAST_SHARE if len(members) >= _FEWEST_TO_SHRINK else 1.0
+        least = _LEAST_SHARE if one_engine and len(members) >= _FEWEST_TO_SHRINK else 1.0
         share = max(least, min(1.0, float(np.quantile(off / own, level))))
         added = float(np.quantile(np.sqrt(np.maximum(off**2 - (share * own) ** 2, 0.0)), level))
         fitted += [round(share, 3), round(added, 3)]
