@@ -256,7 +256,7 @@ def pipeweave(root: Path | str | None, count: int | None) -> tuple[int, list[Sco
 
 def serving_points(root: Path | str | None, count: int | None) -> tuple[int, list[ScoredCase], dict[str, int]]:
     from kernelcast_lab.data.serving import serving_points as points
-    from kernelcast_lab.evaluate.serving_points import FEW, closed_loops
+    from kernelcast_lab.evaluate.serving_points import closed_loops
 
     known = points(root and Path(root))
     chosen = sampled(known, count)
@@ -267,7 +267,6 @@ def serving_points(root: Path | str | None, count: int | None) -> tuple[int, lis
         for each in compared
         if each.what == "TPOT" or each.groups["few"] == "yes"  # most of another TTFT is a queue
     ]
-    assert FEW
     return len(known), _of_compared("serving_points", compared), dict(left)
 
 
