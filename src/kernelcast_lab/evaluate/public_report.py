@@ -44,7 +44,8 @@ def page(evidence: EndToEnd) -> str:
     parts = [
         "# How accurate is it?",
         "Errors are in percent of what was measured; a bias above 0 means forecast too slow (of a throughput: too"
-        " high). No network was fitted on these results. The spread of whole answers is set on half of each source; the share"
+        " high). No network was fitted on these results. The spread of whole answers is set on half of each source;"
+        " the share"
         f" inside the 80% interval is that of the other half. Made on {made}. [How a published row becomes a"
         " question](published.md) is fixed for each source; [kernels alone](accuracy-kernels.md) are scored on measured"
         " tables.",
