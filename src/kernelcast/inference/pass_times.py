@@ -301,12 +301,13 @@ class PassTimes(PassKernels):
 
     def _host_s(self, kernels_s: Array) -> Array:
         """The time that the GPU waits: launches slower than the kernels, gaps of a graph, the engine's host work."""
-        stack, (launches, launching_s) = self.stack, self.launched(self.stack)
-        graph = stack.replays(self.batches.tokens, self.batches.sequences, decodes=self.decodes)
-        waits = np.where(graph, launches * stack.gap_s, np.maximum(0.0, launching_s - kernels_s))
+        sequences = self.batches.sequences
+        graph = self.stack.replays(self.batches.tokens, sequences, decodes=self.decodes)
+        stack = replace(self.stack, overlapped_step_s=0.0, overlapped_sequence_s=0.0) if self.label else self.stack
+        waits: Array = stack.waits_s(kernels_s, *self.launched(stack), sequences, graph=graph)
         if self.label:
             return waits
-        return waits + np.where(self.decodes, stack.step_s, stack.prefill_s) + stack.sequence_s * self.batches.sequences
+        return waits + np.where(self.decodes, stack.step_s, stack.prefill_s) + stack.sequence_s * sequences
 
     def part(self, launch: Launch) -> str:
         return self.label or launch.part

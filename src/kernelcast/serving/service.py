@@ -190,6 +190,9 @@ class EnginePool:
     def __post_init__(self) -> None:
         if self.settings is None:
             object.__setattr__(self, "settings", engine_settings(self.deployment))
+        if not self.settings.async_scheduling:
+            stack = self.deployment.stack.synchronous()
+            object.__setattr__(self, "deployment", replace(self.deployment, stack=stack))
         if self.replicas < 1:
             raise KernelcastError(f"replicas must be 1 or more, not {self.replicas}")
 

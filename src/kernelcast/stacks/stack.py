@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kernelcast.errors import unknown
 from kernelcast.toml_folder import ids_in, read_from
 
@@ -58,6 +60,8 @@ class Stack(Library):
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
     static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
+    overlapped_step_s: float = 0.0  # host time of a step that runs beside the GPU's work (asynchronous scheduling)
+    overlapped_sequence_s: float = 0.0  # the same of each sequence of a step
     offline_sequence_s: float = 0.0  # the same where no server streams tokens
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
@@ -92,9 +96,22 @@ class Stack(Library):
         """The stack on a host whose launch and scheduling times are scaled by ``factor``."""
         if factor == 1.0:
             return self
-        times = ("step_s", "prefill_s", "launch_s", "gap_s", "sequence_s")
+        times = ("step_s", "prefill_s", "launch_s", "gap_s", "sequence_s", "overlapped_step_s", "overlapped_sequence_s")
         changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
         return replace(self, **changed, eager_ops=tuple((op, factor * time_s) for op, time_s in self.eager_ops))
+
+    def waits_s(self, kernels_s: Any, launches: Any, launching_s: Any, sequences: Any, *, graph: Any) -> Any:
+        """How long the GPU waits for the host in a step, beyond ``step_s`` and ``sequence_s``: gaps between the kernels
+        of a graph, and what launching them one by one and overlapped host work take longer than the kernels. Numbers or
+        arrays."""
+        busy_s = self.overlapped_step_s + self.overlapped_sequence_s * sequences + np.where(graph, 0.0, launching_s)
+        return np.maximum(np.where(graph, launches * self.gap_s, 0.0), busy_s - kernels_s)
+
+    def synchronous(self) -> Stack:
+        """The stack where a step is scheduled after the one before it: nothing of the host's work is overlapped."""
+        exposed: dict[str, Any] = {name: getattr(self, name) + getattr(self, f"overlapped_{name}")
+                                   for name in ("step_s", "sequence_s")}  # fmt: skip
+        return replace(self, **exposed, overlapped_step_s=0.0, overlapped_sequence_s=0.0)
 
     def without_server(self) -> Stack:
         """The engine in the process that uses it (``LLM.generate``), given token ids: no HTTP front end, no queues
@@ -142,15 +159,26 @@ def stack_ids() -> list[str]:
 
 @functools.cache
 def stack(name: str) -> Stack:
-    """The stack called ``name``; of an older release, by a file of its own: "vllm==0.5"."""
-    engine, _, release = name.partition("==")
-    if release and name.lower() not in stack_ids() and engine.lower() in stack_ids():
-        newest = stack(engine)
-        if release != newest.release:
-            known = [newest.release, *(x.partition("==")[2] for x in stack_ids() if x.startswith(f"{newest.id}=="))]
-            raise unknown(f"release of {newest.name}", release, known)
-        return newest
-    return read_from(_SERVING, Stack, name)
+    """The stack called ``name``; a release, as in "vllm==0.19", by the file of the newest one that is not newer."""
+    engine, _, release = name.lower().partition("==")
+    if not release or engine not in stack_ids():
+        return read_from(_SERVING, Stack, name)
+    known = {_version(each.release): each for each in (read_from(_SERVING, Stack, name) for name in _releases(engine))}
+    wanted = _version(release)
+    if not wanted or wanted < min(known):
+        raise unknown(f"release of {stack(engine).name}", release, [each.release for _, each in sorted(known.items())])
+    return replace(known[max(each for each in known if each <= wanted)], release=release)
+
+
+def _releases(engine: str) -> list[str]:
+    """Files of an engine: the newest release, and older ones."""
+    return [name for name in stack_ids() if name.partition("==")[0] == engine]
+
+
+def _version(release: str) -> tuple[int, ...]:
+    """The numbers of a release; none where it has others than "0.19" or "0.5.1"."""
+    parts = release.removeprefix("v").split(".")
+    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
 
 @functools.cache

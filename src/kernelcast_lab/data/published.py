@@ -118,22 +118,37 @@ def static_batch(row: Row) -> Mapping[str, Any]:
             "parameters": {"model": name, "gpu": target, "stack": stack, **parameters}}  # fmt: skip
 
 
+# Requests by input and output length, from "Preparing a Dataset" of TensorRT-LLM's performance overview (v1.0 and v1.2)
+_TRTLLM_REQUESTS = {
+    (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (1000, 2000): 1500,
+    (2048, 128): 3000, (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000, (1024, 1024): 3000,
+    (8192, 1024): 1500, (1024, 8192): 1500, (32768, 1024): 1000, (1024, 32768): 1000,
+}  # fmt: skip
+
+
 def offline_throughput(row: Row) -> Mapping[str, Any]:
-    """trtllm-bench: all requests at once. DEPn: attention data parallel and expert parallel over n GPUs. Checkpoints in
-    FP8 and FP4 keep the KV cache in fp8."""
+    """trtllm-bench as the performance overview runs it: all requests at once. DEPn: attention data parallel and expert
+    parallel over n GPUs. Mixtures of experts are run with both in v1.0 too, where the table says TPn. Checkpoints in
+    FP8 and FP4 keep the KV cache in fp8, but gpt-oss on Hopper."""
     name, _ = known_model(row["model"].removesuffix("-0528"))
-    layout = dict(re.findall(r"(DEP|TP|PP)(\d+)", row["parallel"]))
-    parallel = {"tp": int(layout.get("TP", 1)), "pp": int(layout.get("PP", 1))}
-    if "DEP" in layout:
-        parallel |= {"dp": int(layout["DEP"]), "ep": int(layout["DEP"])}
-    formats = {} if name.startswith("gpt-oss") else {"dtype": {"FP8": "fp8", "FP4": "nvfp4"}[row["weights"]]}
+    target = known_gpu(row["gpu"])
+    layout = {axis: int(size) for axis, size in re.findall(r"(DEP|TP|PP)(\d+)", row["parallel"])}
+    ranks = layout.get("DEP", layout.get("TP", 1))
+    parallel = {"tp": ranks, "pp": layout.get("PP", 1)}
+    if model(name).parameters.experts:
+        parallel |= {"tp": 1, "dp": ranks, "ep": ranks}
+    oss = name.startswith("gpt-oss")
+    formats = {} if oss else {"dtype": {"FP8": "fp8", "FP4": "nvfp4"}[row["weights"]]}
     if name.startswith("deepseek") and row["weights"] == "FP8":
         formats = {}  # the checkpoint's own block format
-    target, lengths = known_gpu(row["gpu"]), {"input_len": int(row["isl"]), "output_len": int(row["osl"])}
-    requests = {"num_prompts": 1500, "offline": True, **lengths}
+    if not (oss and gpu(target).compute_capability.startswith("9")):
+        formats["kv_dtype"] = "fp8"
+    lengths = int(row["isl"]), int(row["osl"])
+    requests = {"num_prompts": _TRTLLM_REQUESTS[lengths], "offline": True, "input_len": lengths[0],
+                "output_len": lengths[1]}  # fmt: skip
     return {"gpu": target, "model": name, "stack": "trtllm", "release": row["trtllm"].strip("v"), "command": "simulate",
             "measured": {"output_throughput": row["output_tok_s_total"]},
-            "parameters": {"model": name, "gpu": target, "stack": "trtllm", "kv_dtype": "fp8", **formats, **parallel,
+            "parameters": {"model": name, "gpu": target, "stack": "trtllm", **formats, **parallel,
                            **requests}}  # fmt: skip
 
 
@@ -177,8 +192,10 @@ def served_load(row: Row) -> Mapping[str, Any]:
     names = {"output_throughput": "output_tok_s", "mean_ttft_ms": "mean_ttft_ms", "mean_tpot_ms": "mean_tpot_ms"}
     if dtype and target.startswith("a100"):
         dtype = "int8_wo"  # engines multiply 8-bit weights with 16-bit activations on Ampere
-    formats = {"dtype": dtype} if dtype else {}
-    return {"gpu": target, "model": known, "stack": stack, "release": _release(row, stack), "command": "simulate",
+    formats, release = {"dtype": dtype} if dtype else {}, _release(row, stack)
+    if stack == "vllm" and release:  # older ones of the others have no file
+        stack = f"{stack}=={release}"
+    return {"gpu": target, "model": known, "stack": stack, "release": release, "command": "simulate",
             "measured": {key: row[column] for key, column in names.items() if row[column]},
             "parameters": {"model": known, "gpu": target, "stack": stack, **formats, **parameters, **load}}  # fmt: skip
 

@@ -8,6 +8,7 @@ that are public. The other points do not say: they get fixed lengths, and steps 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -33,7 +34,7 @@ from kernelcast_lab.data.serving import ServingPoint, SplitPoint, left_out, serv
 from kernelcast_lab.evaluate.served import Compared, by_group
 
 Stacks = Callable[[str], Stack]
-_DEPLOYMENT = ("gpu", "stack", "model", "tp", "pp", "dp", "moe_ep", "weights", "experts")
+_DEPLOYMENT = ("gpu", "stack", "version", "model", "tp", "pp", "dp", "moe_ep", "weights", "experts")
 FEW = 4  # requests in flight, up to which TTFT is hardly a queue
 _REQUESTS_EACH = 10  # requests for each in flight
 _MOST = 640  # requests of a point, or four for each in flight
@@ -129,12 +130,18 @@ def _loop_service(point: ServingPoint | SplitPoint, stacks: Stacks, known: dict[
     return Service(pool, speculation=speculation_of(point, pool.deployment))
 
 
+def released(point: ServingPoint) -> str:
+    """The engine, of the release that was measured where that is known; the others have a file of one release."""
+    known = point.stack == "vllm" and re.fullmatch(r"[\d.]+", point.version or "")
+    return f"{point.stack}=={point.version}" if known else point.stack
+
+
 def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment], apart: bool = False) -> EnginePool:
     """``apart``: its workers only decode."""
     key = (apart, *(getattr(point, name) for name in _DEPLOYMENT))
     if key not in known:  # of one object, whose step times are shared
         result = deployment_of(point)
-        engine = replace(stacks(point.stack), moe_backend=result.stack.moe_backend)
+        engine = replace(stacks(released(point)), moe_backend=result.stack.moe_backend)
         if apart and point.public:
             engine = replace(engine, sequence_s=engine.sequence_s * _STREAM_SHARE.get(point.stack, 1.0))
         known[key] = replace(result, stack=engine)
@@ -220,7 +227,7 @@ def deployment_of(point: ServingPoint) -> Deployment:
     result, gpu_id = model(_NAMES.get(point.model, point.model)), gpu(point.gpu)
     layout = Layout(tp=point.tp, pp=point.pp, dp=point.dp, ep=point.moe_ep or 1)
     formats = _precision(point, result.name, gpu_id.compute_capability)
-    engine = replace(stack(point.stack), moe_backend=_experts_kernel(point, gpu_id.compute_capability))
+    engine = replace(stack(released(point)), moe_backend=_experts_kernel(point, gpu_id.compute_capability))
     return Deployment(result, gpu_id, engine, formats, layout)
 
 

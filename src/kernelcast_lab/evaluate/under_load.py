@@ -36,6 +36,7 @@ from kernelcast_lab.evaluate.served import Compared, by_group
 SOURCES = ("vllm_h100", "llmservingsim")
 Stacks = Callable[[str], Stack]
 _NAMES = {"RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout"}  # of the source: of the catalogue
+_RELEASE_H100 = "vllm==0.15"  # current when the runs were made (their folders are of February 2026)
 _STATS = {"ttft": ("mean", "p90"), "itl": ("mean",), "e2e": ("mean", "p90")}
 
 
@@ -90,7 +91,7 @@ def calibrated_runs(root: Path | str | None) -> list[Compared]:
 def _vllm_service(row: Row, stacks: Stacks) -> Service:
     known = model(_NAMES.get(row["model"]) or str(row["model"]))
     formats = Precision.of(known, "fp8" if row["precision"] == "fp8" else None)
-    deployment = Deployment(known, gpu(row["gpu"]), stacks("vllm"), formats, Layout(int(row["tp"])))
+    deployment = Deployment(known, gpu(row["gpu"]), stacks(_RELEASE_H100), formats, Layout(int(row["tp"])))
     limits = {"max_num_seqs": row["max_num_seqs"], "max_num_batched_tokens": row["max_num_batched_tokens"],
               "kv_blocks": row["kv_blocks"], "block_size": row["block_tokens"]}  # fmt: skip
     return Service(
@@ -135,7 +136,8 @@ def single_requests(root: Path | str | None, stacks: Stacks = stack, calibrate_o
         np.array([row[key] for row in rows]) for key in ("arrival_s", "first_token_s", "last_token_s")
     )
     inputs, outputs = (np.array([int(row[key]) for row in rows]) for key in ("input_toks", "output_toks"))
-    deployment = Deployment(model("llama-3.1-8b"), gpu("rtx_pro_6000_server"), stacks("vllm"))
+    release = json.loads((folder / f"{name}_meta.json").read_text())["vllm_version"]
+    deployment = Deployment(model("llama-3.1-8b"), gpu("rtx_pro_6000_server"), stacks(f"vllm=={release}"))
     # Times are the engine's own: no front end stands before them.
     deployment = replace(deployment, stack=replace(deployment.stack, request_s=0.0, front_s=0.0, token_s=0.0))
     limits = {name: engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
@@ -171,7 +173,8 @@ def live_runs(folder: Path = LIVE) -> list[Compared]:
     for path in sorted(folder.glob("*.json")):
         name, run = path.stem.rsplit("_", 1)
         if name not in services:
-            deployment = Deployment(model(name), gpu("h200_sxm"), stack("vllm"))
+            # weights drawn at random route tokens at random
+            deployment = Deployment(model(name), gpu("h200_sxm"), stack("vllm"), routing="random")
             services[name] = Service(EnginePool(deployment, engine_settings(deployment)))
         bench = read_bench(path)
         runs = SimulatedRuns.of(services[name], bench.load, tables)

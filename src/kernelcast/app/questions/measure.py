@@ -28,6 +28,23 @@ class CollectQuestion(Question):
     out: Annotated[
         Path | None, option("-o", metavar="FILE.parquet", help="table of results; continues where it stopped")
     ] = None
+    engine: Annotated[
+        str | None,
+        option(
+            metavar="NAME", help="not kernels but steps of an engine: vllm, with dummy weights; -o FILE.jsonl"
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        option(
+            metavar="NAME",
+            help="with --engine: a name of `kernelcast models`, or a model's folder",
+            values=shared.model_names,
+        ),
+    ] = None
+    engine_args: Annotated[
+        str, option(metavar="TEXT", help="with --engine: arguments of `vllm serve`, as in '--max-model-len 16384'")
+    ] = ""
     calls: Annotated[int, _size(help="calls to measure")] = 1700
     family: Annotated[
         list[str] | None, option(help="only this family; may be repeated; moe-config: Triton configs")
