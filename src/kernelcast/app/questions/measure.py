@@ -30,9 +30,7 @@ class CollectQuestion(Question):
     ] = None
     engine: Annotated[
         str | None,
-        option(
-            metavar="NAME", help="not kernels but steps of an engine: vllm, with dummy weights; -o FILE.jsonl"
-        ),
+        option(metavar="NAME", help="not kernels but steps of an engine: vllm, with dummy weights; -o FILE.jsonl"),
     ] = None
     model: Annotated[
         str | None,
