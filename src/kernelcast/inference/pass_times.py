@@ -304,7 +304,8 @@ class PassTimes(PassKernels):
         sequences = self.batches.sequences
         graph = self.stack.replays(self.batches.tokens, sequences, decodes=self.decodes)
         stack = replace(self.stack, overlapped_step_s=0.0, overlapped_sequence_s=0.0) if self.label else self.stack
-        waits: Array = stack.waits_s(kernels_s, *self.launched(stack), sequences, graph=graph)
+        launches, launching_s = self.launched(stack)
+        waits: Array = stack.waits_s(kernels_s, launches, launching_s, sequences, graph=graph)
         if self.label:
             return waits
         return waits + np.where(self.decodes, stack.step_s, stack.prefill_s) + stack.sequence_s * sequences

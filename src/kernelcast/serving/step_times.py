@@ -111,7 +111,8 @@ class StepTimes:
         tables = kernel_tables(self.deployment, passes, self._times)
         stack = self.deployment.stack
         # Kernels of a step, and the host's seconds to launch them one by one
-        self.launched: list[float] = np.sum([table.launched(stack)[:, 0] for table in tables[:3]], axis=0).tolist()
+        launches, launching_s = np.sum([table.launched(stack)[:, 0] for table in tables[:3]], axis=0).tolist()
+        self.launched: tuple[float, float] = launches, launching_s
         self._fill([_seconds(table) for table in tables], contexts)
 
     def _fill(self, tables: list[Array], contexts: dict[int, tuple[int, ...]]) -> None:
@@ -275,7 +276,8 @@ class StepTimes:
         for part in parts:
             time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
         stack = self.deployment.stack
-        host = float(stack.waits_s(time, *self.launched, sequences, graph=graph))
+        launches, launching_s = self.launched
+        host = float(stack.waits_s(time, launches, launching_s, sequences, graph=graph))
         spread = stack.spread
         if spread:  # its steps were measured
             time *= {"low": 1 - spread, "likely": 1.0, "high": 1 + spread}[variant]
