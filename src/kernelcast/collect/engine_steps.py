@@ -23,9 +23,9 @@ from typing import Any, Protocol
 from kernelcast.errors import KernelcastError
 
 FILE_TYPE = "kernelcast engine steps"
-_DECODES = (256, 128, 64, 32, 8, 1)  # sequences, from most: those too many are aborted
-_CONTEXTS = (1024, 6000)
+# Contexts: sequences that decode, from most (those too many are aborted), and the prompts beside them
 _PROMPTS = (32, 128, 512, 1024, 2048, 4096, 7900)
+_GRID = {1024: ((256, 128, 64, 32, 8, 1), _PROMPTS), 6000: ((64, 8, 1), (128, 1024, 4096))}
 _SETTLE, _DECODE_STEPS, _BURST = 4, 12, 3  # steps: before the first that counts; pure decode; with a prompt each
 _BURSTS, _LONG = 3, 4096  # of prompts of one length; one burst alone from this length on
 _FILL_SHARE = 0.8  # of the KV cache, that a case may fill
@@ -120,19 +120,18 @@ def write_steps(
 
 def planned(engine: Engine) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Contexts, each with the numbers of sequences that fit, from most."""
-    for context in _CONTEXTS:
+    for context, (wanted, _) in _GRID.items():
         if context + 512 < engine.max_model_len:
-            room = _FILL_SHARE * engine.kv_tokens / (context + 512)
-            most = min(room, engine.max_num_seqs, 200_000 / context + 64)
-            if counts := tuple(n for n in _DECODES if n <= most):
+            most = min(_FILL_SHARE * engine.kv_tokens / (context + 512), engine.max_num_seqs)
+            if counts := tuple(n for n in wanted if n <= most):
                 yield context, counts
 
 
 def measure_steps(engine: Engine, say: Callable[[str], None] = lambda text: None) -> Iterator[dict[str, Any]]:
     """Every case as a record: its step time (median, quartiles), the host's and the GPU's part."""
-    prompts = [n for n in _PROMPTS if n < min(engine.max_num_batched_tokens, engine.max_model_len)]
+    longest = min(engine.max_num_batched_tokens, engine.max_model_len) - 1
     say("prompts alone")
-    for tokens in prompts:
+    for tokens in filter(longest.__ge__, _PROMPTS):
         yield from _alone(engine, tokens, 1)
         if 4 * tokens <= engine.max_num_batched_tokens:
             yield from _alone(engine, tokens, 4)
@@ -142,13 +141,13 @@ def measure_steps(engine: Engine, say: Callable[[str], None] = lambda text: None
         for count in counts:
             engine.abort(running[count:])
             running = running[:count]
-            yield from _decoding(engine, count, prompts)
+            yield from _decoding(engine, count, filter(longest.__ge__, _GRID[context][1]))
         _emptied(engine, running)
 
 
 def profile_steps(engine: Engine, say: Callable[[str], None] = lambda text: None) -> Iterator[dict[str, Any]]:
     """Kernels of some cases, per step."""
-    context = _CONTEXTS[0]
+    context = min(_GRID)
     counts = sorted({count for count, _ in _PROFILED}, reverse=True)
     room = _FILL_SHARE * engine.kv_tokens / (context + 512)
     counts = [count for count in counts if count <= min(room, engine.max_num_seqs)]

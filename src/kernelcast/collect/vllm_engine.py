@@ -58,8 +58,14 @@ def _written(model: str, folder: Path) -> Path:
     if given.is_dir():
         return given
     _, fields = model_config(model)
-    (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16", "torch_dtype": "bfloat16", **fields}))
+    given_fields = {name: value for name, value in fields.items() if not name.startswith("_")}
+    (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16", "torch_dtype": "bfloat16", **given_fields}))
     return folder
+
+
+def worker_of(core: Any) -> Any:
+    """What runs the model, where it is in this process; else None."""
+    return getattr(getattr(core.model_executor, "driver_worker", None), "worker", None)
 
 
 class VllmEngine:
@@ -84,7 +90,7 @@ class VllmEngine:
         ``update_from_output``."""
         executor, scheduler = self.core.model_executor, self.core.scheduler
         execute, sample, update = executor.execute_model, executor.sample_tokens, scheduler.update_from_output
-        worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
+        worker = worker_of(self.core)
         cuda = self._torch.cuda
         last: list[TimedStep] = []
 
@@ -189,7 +195,14 @@ def settings_of(core: Any) -> Mapping[str, Any]:
 
     config = core.vllm_config
     compilation = config.compilation_config
+    worker = worker_of(core)
+    held = {"weights": getattr(getattr(worker, "model_runner", None), "model_memory_usage", None),
+            "activation": getattr(worker, "peak_activation_memory", None),
+            "context": getattr(worker, "non_torch_memory", None),
+            "graphs": getattr(worker, "cudagraph_memory_estimate", None),
+            "used_share": getattr(worker, "requested_memory", None)}  # fmt: skip
     return {
+        "memory_bytes": {name: int(size) for name, size in held.items() if size is not None},
         "engine": "vllm", "release": vllm.__version__, "architecture": config.model_config.architectures,
         "quantization": config.model_config.quantization, "dtype": str(config.model_config.dtype),
         "kv_cache_dtype": config.cache_config.cache_dtype, "tp": config.parallel_config.tensor_parallel_size,
