@@ -219,9 +219,9 @@ def exactly(where: Deployment, batch: Batch) -> Interval:
 
 def host_s(times: StepTimes, kernels_s: float, tokens: int, sequences: int) -> float:
     """What the GPU waits for the host in a step."""
-    stack, (launches, launching_s) = times.deployment.stack, times.launched
-    graph = tokens <= stack.graph_tokens
-    return float(stack.waits_s(kernels_s, launches, launching_s, sequences, graph=graph))
+    stack = times.deployment.stack
+    graph, decodes = tokens <= stack.graph_tokens, tokens == sequences
+    return float(stack.waits_s(kernels_s, times.launched, sequences, graph=graph, decodes=decodes))
 
 
 def test_lines_between_predicted_passes_are_within_a_percent() -> None:

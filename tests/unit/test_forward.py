@@ -203,10 +203,19 @@ def test_flops_of_mixtral_are_two_for_each_weight_that_a_token_uses(layout: dict
 
 def test_qwen3_norms_each_head_of_queries_and_keys() -> None:
     # Qwen3-8B: 36 layers, 32 heads of 128 over 8; 300 tokens x 32 and x 8 rows of 128
-    heads = [n for n in of(calls_of("qwen3-8b", PROMPTS), "rmsnorm") if n["cols"] == 128]
+    older = {"engine": "vllm==0.19"}
+    heads = [n for n in of(calls_of("qwen3-8b", PROMPTS, **older), "rmsnorm") if n["cols"] == 128]
     assert [(n["rows"], n["count"]) for n in heads] == [(300 * 32, 36), (300 * 8, 36)]
-    cut = [n for n in of(calls_of("qwen3-8b", PROMPTS, tp=4), "rmsnorm") if n["cols"] == 128]
-    assert [(n["rows"], n["count"]) for n in cut] == [(300 * 8, 36), (300 * 2, 36)]
+    sharded = [n for n in of(calls_of("qwen3-8b", PROMPTS, tp=4, **older), "rmsnorm") if n["cols"] == 128]
+    assert [(n["rows"], n["count"]) for n in sharded] == [(300 * 8, 36), (300 * 2, 36)]
+
+
+def test_norms_of_heads_are_compiled_since_vllm_0_22() -> None:
+    """One pass over queries and keys for the sums of squares; the rotation multiplies with them."""
+    calls = calls_of("qwen3-8b", PROMPTS)
+    sums = [n for n in of(calls, "pointwise") if n["cols"] == 128]
+    assert [(n["rows"], n["count"]) for n in sums] == [(300 * (32 + 8), 36)]
+    assert not [n for n in of(calls, "rmsnorm") if n["cols"] == 128]
 
 
 def test_gemma_2_has_windows_in_half_its_layers_and_four_norms() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from deployments import deployed
 
@@ -24,14 +26,19 @@ def activation_bytes(engine: str) -> float:
 @pytest.mark.parametrize("share", [0.9, 0.45])
 def test_vllm_fills_a_share_of_the_memory_with_all_that_it_has(share: float) -> None:
     place = deployed(engine=stack("vllm").with_memory_share(share))
-    room = share * place.gpu.dram_bytes - weight_bytes(place) - activation_bytes("vllm") - place.stack.reserved_bytes
+    room = (
+        share * place.gpu.allocatable_bytes
+        - weight_bytes(place)
+        - activation_bytes("vllm")
+        - place.stack.reserved_bytes
+    )
     assert engine_settings(place, GIVEN).kv_blocks == room // (16 * TOKEN_BYTES) > 0
 
 
 @pytest.mark.parametrize("share", [0.88, 0.5])
 def test_sglangs_share_holds_weights_and_cache_and_activations_are_beside_it(share: float) -> None:
     place = deployed(engine=stack("sglang").with_memory_share(share))
-    room = share * (place.gpu.dram_bytes - place.stack.reserved_bytes) - weight_bytes(place)
+    room = share * (place.gpu.allocatable_bytes - place.stack.reserved_bytes) - weight_bytes(place)
     for tokens in (2048, 16384):  # whatever a step takes
         found = engine_settings(place, {**GIVEN, "max_num_batched_tokens": tokens})
         assert found.kv_tokens == room // TOKEN_BYTES > 0
@@ -43,14 +50,19 @@ def test_tensorrts_share_is_of_what_the_rest_leaves_free() -> None:
         place = deployed(engine=stack("trtllm").with_memory_share(share))
         used = weight_bytes(place) + activation_bytes("trtllm") + place.stack.reserved_bytes
         blocks.append(engine_settings(place, GIVEN).kv_blocks)
-        assert blocks[-1] == share * (place.gpu.dram_bytes - used) // (32 * TOKEN_BYTES)
+        assert blocks[-1] == share * (place.gpu.allocatable_bytes - used) // (32 * TOKEN_BYTES)
     assert blocks[0] == pytest.approx(2 * blocks[1], abs=1)
 
 
 def test_a_draft_model_takes_its_weights_and_a_cache_of_every_token() -> None:
     place, draft = deployed(engine=stack("vllm")), deployed("llama-3.2-1b", engine=stack("vllm"))
     share = place.stack.memory_share
-    room = share * place.gpu.dram_bytes - weight_bytes(place) - activation_bytes("vllm") - place.stack.reserved_bytes
+    room = (
+        share * place.gpu.allocatable_bytes
+        - weight_bytes(place)
+        - activation_bytes("vllm")
+        - place.stack.reserved_bytes
+    )
     each = 16 * (TOKEN_BYTES + DRAFT_TOKEN_BYTES)
     assert engine_settings(place, GIVEN, draft=draft).kv_blocks == (room - weight_bytes(draft)) // each
     question = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "num_prompts": 2, "intervals": False}
@@ -60,6 +72,36 @@ def test_a_draft_model_takes_its_weights_and_a_cache_of_every_token() -> None:
     ]
     assert pools[0] == pools[1] == room // (16 * TOKEN_BYTES)
     assert pools[2] == (room - weight_bytes(draft)) // each
+
+
+# KV-cache tokens as engines logged them: vLLM 0.22.1 on an H200 (validation/README.md); vLLM of February 2026 on H100
+# (kv_blocks of inference-sim's published runs); "GPU blocks: 1952" of vLLM 0.6 on an RTX 3090 with steps of 20,000
+# tokens (https://github.com/vllm-project/vllm/issues/10517); 8.69 GiB of each of two RTX 4090, of
+# 98,304 bytes a token, filled to 0.98 by vLLM 0.7 (https://github.com/vllm-project/vllm/issues/13061)
+SMALL_STEPS = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
+LOGGED = [
+    ("llama-3.1-8b", "h200_sxm", 1, "vllm==0.22", {}, 909_280, 0.01),
+    ("qwen2.5-14b", "h200_sxm", 1, "vllm==0.22", {}, 534_832, 0.01),
+    ("mistral-nemo-12b", "h200_sxm", 1, "vllm==0.22", {}, 675_280, 0.01),
+    ("qwen3-30b-a3b", "h200_sxm", 1, "vllm==0.22", {}, 744_672, 0.01),
+    ("llama-2-7b", "h100_sxm", 1, "vllm==0.15", SMALL_STEPS, 119_408, 0.03),
+    ("llama-3.1-70b", "h100_sxm", 4, "vllm==0.15", SMALL_STEPS, 486_800, 0.03),
+    ("mistral-nemo-12b", "h100_sxm", 2, "vllm==0.15", {"max_num_batched_tokens": 1024}, 768_144, 0.03),
+    ("qwen2.5-7b", "h100_sxm", 1, "vllm==0.15", SMALL_STEPS, 1_045_632, 0.03),
+    ("llama-3.1-8b", "rtx_3090", 1, "vllm==0.6", {"max_num_batched_tokens": 20000}, 31_232, 0.08),
+    ("deepseek-r1-distill-qwen-14b", "rtx_4090", 2, "vllm==0.7", {"share": 0.98}, 94_917, 0.08),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "gpu", "tp", "engine", "given", "logged", "within"), LOGGED)
+def test_as_many_tokens_as_engines_logged(
+    name: str, gpu: str, tp: int, engine: str, given: dict[str, Any], logged: float, within: float
+) -> None:
+    known = stack(engine)
+    limits = dict(given)
+    known = known.with_memory_share(limits.pop("share", known.memory_share))
+    place = deployed(name, on=gpu, engine=known, tp=tp)
+    assert engine_settings(place, limits).kv_tokens == pytest.approx(logged, rel=within)
 
 
 def test_the_error_says_what_leaves_no_memory() -> None:

@@ -191,7 +191,7 @@ def test_bad_arrivals_are_one_line() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    kind=st.sampled_from(["fixed", "uniform", "normal", "lognormal"]),
+    kind=st.sampled_from(["fixed", "uniform", "normal", "lognormal", "exponential"]),
     mean=st.integers(1, 10_000),
     ratio=st.floats(0, 0.99),
     std=st.floats(0, 5000),

@@ -28,7 +28,7 @@ def test_nothing_of_a_server_is_left(name: str) -> None:
     found, served = simulated(stack=name, offline=True), simulated(stack=name, request_rate=float("inf"))
     assert found.request_times.scheduled_s.min() == found.request_times.arrival_s.max() == 0.0
     assert served.request_times.scheduled_s.min() == pytest.approx(
-        stack(name).request_s + stack(name).front_s + 512 * 5e-6
+        stack(name).request_s + stack(name).front_s + 512 * stack(name).token_s
     )
     assert found.metrics["output_throughput"] > served.metrics["output_throughput"]
     assert found.metrics["duration"] < served.metrics["duration"]
@@ -91,6 +91,6 @@ def test_there_is_no_server_to_send_caches_to() -> None:
 
 
 def test_host_times_of_steps_stay() -> None:
-    engine = deployed().stack.without_server()
-    assert engine.step_s == stack("vllm").step_s > 0 and engine.launch_s == stack("vllm").launch_s
+    engine, known = deployed().stack.without_server(), stack("vllm")
+    assert engine.overlapped_step_s == known.overlapped_step_s > 0 and engine.launch_s == known.launch_s
     assert engine.request_s == engine.front_s == engine.token_s == engine.sequence_s == 0.0

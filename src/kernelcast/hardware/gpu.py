@@ -145,6 +145,12 @@ class Gpu(HtmlRepr):
         """The id that tables, prices and calibrations know it by: of a measured unit, that of the catalogued GPU."""
         return self.unit_of or self.id
 
+    @property
+    def allocatable_bytes(self) -> float:
+        """Memory that programs can allocate, of what nvidia-smi lists (``dram_bytes``): PyTorch sees 23.55 GiB of the
+        24,564 MiB of an RTX 4090, 79.19 of the 81,559 of an H100, 139.8 of the 143,771 of an H200."""
+        return self.dram_bytes - (_CUDA_BYTES if self.vendor == "nvidia" else 0.0)
+
     # ---- derived rates, all per second ----
     @property
     def tensor_clock_hz(self) -> float:
@@ -222,6 +228,7 @@ IDENTITY = (
 _NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "changes", "origin", "base")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NUMBERS)
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")
+_CUDA_BYTES = 4.7e8  # that the driver keeps, beyond what ECC takes
 FRACTIONS = ("sustained_tensor_fraction", "sustained_tensor_fractions", "long_tensor_fraction",
              "sustained_dram_fraction")  # fmt: skip
 

@@ -151,4 +151,4 @@ def _head(ctx: PassContext) -> Iterator[Launch]:
         gathered = ctx.collective("all_gather", 1, rows * vocab * ctx.precision.between_bytes, tp)
         yield replace(gathered, scales_with="sequences")
     yield from ctx.elementwise("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
-    yield ctx.launch("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")
+    yield from ctx.elementwise("sampling", "argmax", rows=rows, cols=vocab, dtype="fp32")

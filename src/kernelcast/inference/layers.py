@@ -43,7 +43,7 @@ _ACTIVATIONS = {
     "relu2": "relu", "situ": "silu", "swigluoai": "silu", "swish": "silu", "gelu_fast": "gelu_tanh",
     "quick_gelu": "gelu_tanh",
 }  # fmt: skip
-_PLAIN = ("add", "mul", "pointwise")  # PyTorch's own in every engine
+_PLAIN = ("add", "mul", "pointwise", "argmax")  # PyTorch's own in every engine
 _FOLLOWS = {"attention": "lengths", "linear attention": "lengths", "head": "sequences", "sampling": "sequences"}
 
 
@@ -91,7 +91,7 @@ class PassContext:
     def gemm(self, part: str, count: float, m: Any, n: int, k: int, dtype: str | None = None) -> Launch:
         """In the format of attention's weights unless given."""
         dtype = dtype or self.matrices
-        inputs = "ready" if self.stack.fused_quantisation and find_dtype(dtype).act_bytes < 2 else None
+        inputs = "ready" if dtype in self.stack.fused_quantisation else None
         return self.launch(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=dtype)
 
     def collective(self, op: str, count: float, sent_bytes: Any, gpus: int, **parameters: Any) -> Launch:
@@ -108,7 +108,7 @@ class PassContext:
         for kernel in kernels:
             given: dict[str, Any] = {name: parameters[name] for name in ("rows", "cols") if name in parameters}
             given |= {name: self._value(name, value, parameters) for name, value in kernel.items() if name != "op"}
-            yield self.launch(part, kernel["op"], count, **given, stack=self.stack.small_ops)
+            yield self.launch(part, kernel["op"], count, **given, stack="torch")
 
     def activation(self, name: str) -> str:
         """The op of an activation function; where the stack runs it as several kernels, its own name."""
@@ -159,8 +159,12 @@ def _attention(ctx: PassContext, mixer: SelfAttention, count: int) -> Iterator[L
         widths = [heads * dim + gate, *(kept * [kv_heads * dim])]
     for n in widths:
         yield ctx.gemm("projections", count, ctx.tokens, n, width)
-    for normed in (heads, *(() if mixer.shares_kv else (kv_heads,))) if mixer.qk_norm != "none" else ():
-        rows, cols = (1, normed * dim) if mixer.qk_norm == "full" else (normed, dim)
+    normed = (heads, *(() if mixer.shares_kv else (kv_heads,))) if mixer.qk_norm != "none" else ()
+    if normed and ctx.stack.compiled_qk_norm:  # one kernel for the sums, which the rotation multiplies with
+        yield from ctx.elementwise("norms", "pointwise", count, rows=ctx.tokens * sum(normed), cols=dim,
+                                   reads=1.0, tensors=1.0)  # fmt: skip
+    for each in normed if not ctx.stack.compiled_qk_norm else ():
+        rows, cols = (1, each * dim) if mixer.qk_norm == "full" else (each, dim)
         yield from ctx.elementwise("norms", "rmsnorm", count, rows=ctx.tokens * rows, cols=cols)
     if mixer.rope:
         yield from ctx.elementwise("rotary", "rope", count, tokens=ctx.tokens, q_heads=heads, kv_heads=kv_heads,
@@ -345,10 +349,12 @@ def _nccl(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
 
 
 def _allgather(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
-    world = ctx.layout.tp * ctx.layout.dp
-    all_bytes = ctx.tokens * ctx.layout.dp * block.width(ctx.model.hidden) * ctx.precision.between_bytes
-    there, back = (ctx.collective(op, count, all_bytes, world) for op in ("all_gather", "reduce_scatter"))
-    return [there], [back], None
+    """Tokens travel in the format of the experts' products where they were quantised before, in the norm."""
+    world, values = ctx.layout.tp * ctx.layout.dp, ctx.tokens * ctx.layout.dp * block.width(ctx.model.hidden)
+    between, routed = ctx.precision.between_bytes, find_dtype(ctx.routed).act_bytes
+    sent = routed if ctx.routed in ctx.stack.fused_quantisation else between
+    there = ctx.collective("all_gather", count, values * sent, world)
+    return [there], [ctx.collective("reduce_scatter", count, values * between, world)], None
 
 
 def _deepep(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
@@ -367,8 +373,10 @@ def _deepep(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
 
 
 def _alltoall(ctx: PassContext, block: Experts, count: int) -> DispatchCombine:
-    if not ctx.layout.near(ctx.gpu, ctx.layout.tp * ctx.layout.dp):  # over NVLink alone
-        return _nccl(ctx, block, count)
+    """Over NVLink alone (MnnvlMemory.supports_mnnvl in tensorrt_llm/_mnnvl_utils.py); else tokens are gathered."""
+    nvlink = fabric_type(ctx.layout.link or ctx.gpu.link_kind).startswith("nvlink")
+    if not nvlink or not ctx.layout.near(ctx.gpu, ctx.layout.tp * ctx.layout.dp):
+        return _allgather(ctx, block, count)
     parameters, sent = _exchange_sizes(ctx, block) | {"stack": "trtllm"}, "fp8" if _one_byte(ctx) else "bf16"
     steps = (("prepare", "bf16"), ("dispatch", "nvfp4" if ctx.routed == "nvfp4" else sent), ("combine", "bf16"))
     first, there, back = (

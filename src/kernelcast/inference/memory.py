@@ -20,7 +20,6 @@ from kernelcast.schedule import Memory
 
 _LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: input, residual, norm, output
 _STEPS = 65  # batch sizes that are tried at once in the search for the largest
-_LOGIT_BYTES = 4.0 + 2.0  # as the head writes them, and in fp32 for sampling
 
 
 def memory(deployment: Deployment, contexts: Mapping[int, int], step_tokens: int, logit_rows: int) -> Memory:
@@ -39,7 +38,7 @@ def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: An
         "activation": _activation_bytes(deployment, step_tokens, logit_rows),
         "stack": stack.reserved_bytes,
     }
-    return Memory(parts, float(gpu.dram_bytes), stack.used_share * gpu.dram_bytes)
+    return Memory(parts, float(gpu.dram_bytes), stack.used_share * gpu.allocatable_bytes)
 
 
 def weight_bytes(deployment: Deployment) -> float:
@@ -106,20 +105,24 @@ def cache_bytes(deployment: Deployment, context_tokens: Any) -> Any:
 
 
 def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> Any:
-    """The widest moment of a pass: the inputs and outputs of the largest layer, or the logits."""
+    """The widest moment of a pass: the inputs and outputs of the largest layer, or the logits; and the workspace of
+    routed experts, which stays allocated."""
     model, tp = deployment.model, deployment.layout.tp
-    widest = 0.0
+    widest = workspace = 0.0
     for run in model.distinct_layers:
         mlp = run.layer.mlp
         if isinstance(mlp, Experts):
             each = mlp.topk * (mlp.expert.up_width + mlp.inter) / deployment.layout.expert_tp / deployment.layout.ep
             shared = (mlp.shared.up_width + mlp.shared_inter) / tp if mlp.shared else 0.0
-            width = each + shared + mlp.topk * mlp.width(model.hidden) / deployment.layout.ep
+            width = shared
+            workspace = max(workspace, each + mlp.topk * mlp.width(model.hidden) / deployment.layout.ep)
         else:
             width = (mlp.up_width + mlp.inter) / tp if mlp else 0.0
         widest = max(widest, width)
-    between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * deployment.precision.between_bytes
-    return np.maximum(between, logit_rows * model.vocab * _LOGIT_BYTES)
+    number_bytes = deployment.precision.between_bytes
+    between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * number_bytes
+    logits = logit_rows * model.vocab * deployment.stack.logit_bytes
+    return np.maximum(between, logits) + tokens * workspace * number_bytes
 
 
 class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong

@@ -162,10 +162,13 @@ class PassKernels:
         return longer
 
     def launched(self, stack: Stack) -> Array:
-        """(2, passes): kernels, and the host's seconds to launch them where no graph runs."""
-        launched = np.zeros((2, len(self.batches)))
+        """(3, passes): kernels, the host's seconds to launch them where no graph runs, and those of attention."""
+        launched = np.zeros((3, len(self.batches)))
         for group in self.groups:
-            each = [(launch.count, launch.count * stack.launching_s(launch.op)) for launch in group.launches]
+            each = [
+                (launch.count, seconds, seconds if launch.scales_with == "lengths" else 0.0)
+                for launch in group.launches for seconds in (launch.count * stack.launching_s(launch.op),)
+            ]  # fmt: skip
             launched[:, group.rows] = np.array([np.sum(each, axis=0)]).T if each else 0.0
         return launched
 
@@ -304,8 +307,8 @@ class PassTimes(PassKernels):
         sequences = self.batches.sequences
         graph = self.stack.replays(self.batches.tokens, sequences, decodes=self.decodes)
         stack = replace(self.stack, overlapped_step_s=0.0, overlapped_sequence_s=0.0) if self.label else self.stack
-        launches, launching_s = self.launched(stack)
-        waits: Array = stack.waits_s(kernels_s, launches, launching_s, sequences, graph=graph)
+        launched = self.launched(stack)
+        waits: Array = stack.waits_s(kernels_s, launched, sequences, graph=graph, decodes=self.decodes)
         if self.label:
             return waits
         return waits + np.where(self.decodes, stack.step_s, stack.prefill_s) + stack.sequence_s * sequences

@@ -296,7 +296,7 @@ def _check(count: int, rate: float, burstiness: float) -> None:
 
 Tokens = NDArray[np.int64]
 
-DISTRIBUTIONS = ("fixed", "uniform", "normal", "lognormal")
+DISTRIBUTIONS = ("fixed", "uniform", "normal", "lognormal", "exponential")
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ class Lengths:
 
     uniform: from floor(mean x (1 - ratio)) to ceil(mean x (1 + ratio)), as vLLM's --random-range-ratio. normal and
     lognormal: ``mean`` and ``std`` are those of the lengths themselves, before they are clipped to ``low`` and ``high``
-    (0: none).
+    (0: none). exponential: many short ones and a long tail, as conversations have (ShareGPT).
     """
 
     mean: float
@@ -335,6 +335,8 @@ class Lengths:
             return draws.integers(low, math.ceil(self.mean * (1 + self.ratio)) + 1, size=count)
         if self.distribution == "normal":
             lengths = draws.normal(self.mean, self.std, count)
+        elif self.distribution == "exponential":
+            lengths = draws.exponential(self.mean, count)
         else:
             variance = math.log1p((self.std / self.mean) ** 2)
             lengths = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)

@@ -106,7 +106,7 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
     weights = sum(weight_bytes(each) for each in models)
     stack, gpu = deployment.stack, deployment.gpu
-    room = stack.cache_room_bytes(float(gpu.dram_bytes), weights, held["activation"])
+    room = stack.cache_room_bytes(gpu.allocatable_bytes, weights, held["activation"])
     # Of a rank: ``cache_bytes`` is the mean over ranks.
     each = sum(cache_bytes(model, context) for model in models) * deployment.layout.dp / context
     if room <= 0:
@@ -115,8 +115,8 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
             f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
             f"cache: weights take {weights / gib:.1f} GiB, steps of {tokens:,} tokens "
             f"{held['activation'] / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
-            f"{gpu.dram_bytes / gib:.1f} of a GPU, of which it fills a share of {stack.memory_share:g}; give more GPUs "
-            f"(`tp`), a smaller format, or a smaller `max_num_batched_tokens`"
+            f"{gpu.allocatable_bytes / gib:.1f} of a GPU, of which it fills a share of {stack.memory_share:g}; give "
+            f"more GPUs (`tp`), a smaller format, or a smaller `max_num_batched_tokens`"
         )
     if not each:
         return 1 << 40

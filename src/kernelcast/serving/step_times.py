@@ -110,9 +110,8 @@ class StepTimes:
             passes.append(("tokens", BatchColumns.uniform(tokens, 1, 64)))
         tables = kernel_tables(self.deployment, passes, self._times)
         stack = self.deployment.stack
-        # Kernels of a step, and the host's seconds to launch them one by one
-        launches, launching_s = np.sum([table.launched(stack)[:, 0] for table in tables[:3]], axis=0).tolist()
-        self.launched: tuple[float, float] = launches, launching_s
+        # Kernels of a step, and the host's seconds to launch them
+        self.launched: list[float] = np.sum([table.launched(stack)[:, 0] for table in tables[:3]], axis=0).tolist()
         self._fill([_seconds(table) for table in tables], contexts)
 
     def _fill(self, tables: list[Array], contexts: dict[int, tuple[int, ...]]) -> None:
@@ -225,7 +224,7 @@ class StepTimes:
             steps = []
             for context in self._contexts:
                 parts = (tokens, rows, self._decode_attention(sequences, context))
-                step = self._summed(parts, variant, sequences, graph)
+                step = self._summed(parts, variant, sequences, graph, decodes=True)
                 draft_s = self.draft.decode(sequences, sequences * context, variant) if self.draft else 0.0
                 steps.append(step + self.drafted * draft_s)
             self._lines[key] = [float(c) for c in self._contexts], steps
@@ -260,7 +259,7 @@ class StepTimes:
         head = self._head(rows) if rows else (0.0, 0.0, 0.0)
         graph = bool(self.deployment.stack.replays(tokens, sequences, decodes=False))
         parts = (self._tokens_of(tokens, graph=graph), head, attention)
-        together = self._summed(parts, variant, sequences + prompts, graph)
+        together = self._summed(parts, variant, sequences + prompts, graph, decodes=False)
         if self.draft:
             together += self.draft.mixed(0, 0.0, prompt_tokens, past, 0, variant, prompts)
             together += self.drafted * self.draft.decode(sequences, context_sum, variant) if sequences else 0.0
@@ -270,14 +269,15 @@ class StepTimes:
         alone = self.decode(sequences, context_sum, variant) if sequences else 0.0  # its factor is in it
         return alone + stack.prompt_factor * max(0.0, together - alone / stack.decode_factor)
 
-    def _summed(self, parts: Iterable[Sequence[float]], variant: str, sequences: float, graph: bool) -> float:
+    def _summed(
+        self, parts: Iterable[Sequence[float]], variant: str, sequences: float, graph: bool, *, decodes: bool
+    ) -> float:
         """Errors of different networks are independent; whole passes err a little more (``pass_deviation``)."""
         time = below = above = 0.0
         for part in parts:
             time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
         stack = self.deployment.stack
-        launches, launching_s = self.launched
-        host = float(stack.waits_s(time, launches, launching_s, sequences, graph=graph))
+        host = float(stack.waits_s(time, self.launched, sequences, graph=graph, decodes=decodes))
         spread = stack.spread
         if spread:  # its steps were measured
             time *= {"low": 1 - spread, "likely": 1.0, "high": 1 + spread}[variant]

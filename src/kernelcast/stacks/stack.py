@@ -44,7 +44,8 @@ class Stack(Library):
     shared_stream: bool  # shared experts run beside routed ones in small steps
     fused_residual: bool  # the residual is added inside the norm
     fused_activation: bool  # activation times the other half in one kernel
-    fused_quantisation: bool  # activations leave norms and activation functions in the format of the next product
+    # Formats in which activations leave norms and activation functions, ready for the next product
+    fused_quantisation: tuple[str, ...]
     graphs: bool  # decode steps of captured sizes replay a CUDA graph
     mixed_steps: bool  # chunked prefill: prompts are prefilled in the steps in which others decode; else before them
     head_rows: str  # rows of the head in a prefill: "last" of each sequence, or "all"
@@ -54,7 +55,10 @@ class Stack(Library):
     launch_s: float  # host time of one op where no graph runs
     eager_ops: tuple[tuple[str, float], ...] = ()  # the same of ops that are many calls of Python
     gap_s: float  # between two kernels of a graph, beyond what a kernel's time includes
-    reserved_bytes: float  # context, libraries, graphs
+    reserved_bytes: float  # CUDA context, libraries, graphs
+    logit_bytes: float = (
+        6.0  # of a logit while tokens are sampled: as the head writes it, in fp32, copies of the sampler
+    )
     used_share: float  # of the memory, that it fills at most
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
@@ -68,6 +72,7 @@ class Stack(Library):
     prompt_factor: float = 1.0  # measured over forecast time of a prefill, where a server was measured
     decode_factor: float = 1.0  # the same of a decode step
     spread: float = 0.0  # relative error of steps of a measured server, either way; 0: the forecast's interval
+    compiled_qk_norm: bool = False  # norms of queries and keys are compiled into elementwise kernels, with the rotation
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # sizes of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
@@ -100,11 +105,14 @@ class Stack(Library):
         changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
         return replace(self, **changed, eager_ops=tuple((op, factor * time_s) for op, time_s in self.eager_ops))
 
-    def waits_s(self, kernels_s: Any, launches: Any, launching_s: Any, sequences: Any, *, graph: Any) -> Any:
+    def waits_s(self, kernels_s: Any, launched: Sequence[Any], sequences: Any, *, graph: Any, decodes: Any) -> Any:
         """How long the GPU waits for the host in a step, beyond ``step_s`` and ``sequence_s``: gaps between the kernels
-        of a graph, and what launching them one by one and overlapped host work take longer than the kernels. Numbers or
-        arrays."""
-        busy_s = self.overlapped_step_s + self.overlapped_sequence_s * sequences + np.where(graph, 0.0, launching_s)
+        of a graph, and what launching them one by one and overlapped host work take longer than the kernels. A graph of
+        a step with prompts is in pieces: attention is launched between them. ``launched``: kernels, the host's seconds
+        to launch all of them, and those of attention. Numbers or arrays."""
+        launches, launching_s, attention_s = launched
+        outside_s = np.where(graph, np.where(decodes, 0.0, attention_s), launching_s)
+        busy_s = self.overlapped_step_s + self.overlapped_sequence_s * sequences + outside_s
         return np.maximum(np.where(graph, launches * self.gap_s, 0.0), busy_s - kernels_s)
 
     def synchronous(self) -> Stack:

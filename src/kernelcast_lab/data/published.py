@@ -189,6 +189,8 @@ def served_load(row: Row) -> Mapping[str, Any]:
             "request_rate": rate}  # fmt: skip
     if row["max_concurrency"]:
         load["max_concurrency"] = int(row["max_concurrency"])
+    if _of_sharegpt(load["input_len"], load["output_len"]):
+        load["lengths"] = "exponential"
     names = {"output_throughput": "output_tok_s", "mean_ttft_ms": "mean_ttft_ms", "mean_tpot_ms": "mean_tpot_ms"}
     if dtype and target.startswith("a100"):
         dtype = "int8_wo"  # engines multiply 8-bit weights with 16-bit activations on Ampere
@@ -198,6 +200,15 @@ def served_load(row: Row) -> Mapping[str, Any]:
     return {"gpu": target, "model": known, "stack": stack, "release": release, "command": "simulate",
             "measured": {key: row[column] for key, column in names.items() if row[column]},
             "parameters": {"model": known, "gpu": target, "stack": stack, **formats, **parameters, **load}}  # fmt: skip
+
+
+# ShareGPT's conversations as vLLM samples them: mean lengths of a hundred or a thousand requests, by tokenizer
+_SHAREGPT_MEANS = (200, 240), (180, 230)
+
+
+def _of_sharegpt(*lengths: int) -> bool:
+    """Whether mean lengths are those of ShareGPT; other loads of the source have requests of one length."""
+    return all(low <= length <= high for length, (low, high) in zip(lengths, _SHAREGPT_MEANS, strict=True))
 
 
 def _release(row: Row, stack: str) -> str:

@@ -167,11 +167,14 @@ _LIVE = {"p50_ttft_ms": "TTFT p50", "p50_tpot_ms": "TPOT p50", "p50_itl_ms": "IT
 
 
 def live_runs(folder: Path = LIVE) -> list[Compared]:
-    """Results of `vllm bench serve`, MODEL_RUN.json each, of default servers (vLLM 0.22.1) on an H200."""
+    """Results of `vllm bench serve`, MODEL_RUN.json each, of default servers (vLLM 0.22.1) on an H200; those without a
+    request that failed."""
     tables, compared = step_time_tables(), []
     services: dict[str, Service] = {}
     for path in sorted(folder.glob("*.json")):
         name, run = path.stem.rsplit("_", 1)
+        if json.loads(path.read_text()).get("failed"):
+            continue
         if name not in services:
             # weights drawn at random route tokens at random
             deployment = Deployment(model(name), gpu("h200_sxm"), stack("vllm"), routing="random")

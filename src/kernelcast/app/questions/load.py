@@ -55,7 +55,7 @@ class LoadParameters(Question):
     random_range_ratio: Annotated[Real, option(help="lengths uniform within 1 -/+ this of the mean")] = None
     lengths: Annotated[
         Text,
-        option(metavar="DISTRIBUTION", help="fixed, uniform, normal, lognormal around the mean",
+        option(metavar="DISTRIBUTION", help="fixed, uniform, normal, lognormal, exponential around the mean",
                values=partial(names_of, "serving.load", "DISTRIBUTIONS")),
     ] = None  # fmt: skip
     input_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal prompt lengths")] = None
