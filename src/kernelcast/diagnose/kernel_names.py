@@ -64,6 +64,30 @@ _CATEGORIES: tuple[tuple[KernelCategory, tuple[str, ...]], ...] = (
     ("pointwise", ("elementwise", "triton_poi_", "fused_dropout", "multi_tensor_apply", "arange", "fill", "triu_tril",
                    "act_and_mul", "rotary", "quantise", "quantize")),
 )  # fmt: skip
+# Of a serving engine: what its step computes, where the category alone does not say it. Expert products are named
+# after their layer in vLLM, SGLang, FlashInfer and CUTLASS; all-reduces after NCCL, vLLM's custom one, FlashInfer's.
+EnginePart = Literal["gemm", "attention", "moe", "elementwise", "collectives", "sampling", "other"]
+_ENGINE_PARTS: tuple[tuple[EnginePart, tuple[str, ...]], ...] = (
+    ("collectives", ("nccl", "cross_device_reduce", "allreduce", "all_reduce", "allgather", "all_gather",
+                     "reducescatter", "reduce_scatter", "alltoall", "all_to_all", "multimem", "deep_ep", "one_shot",
+                     "two_shot")),
+    ("moe", ("moe", "topkgating", "topk_gating", "topk_softmax", "grouped_topk", "expert", "grouped_gemm",
+             "groupproblem")),
+    ("sampling", ("argmax", "sampling", "sampler", "exponential", "topktopp", "top_k_top_p", "softmax", "gathertopk",
+                  "radixsort", "sort_by_key", "cumsum", "multinomial")),
+    ("attention", ("mla", "paged", "reshape_and_cache", "concat_and_cache", "prepare_varlen", "merge_attn_states",
+                   "splitkv", "flash::")),
+    ("gemm", ("splitk",)),
+    ("elementwise", ("quant",)),
+)  # fmt: skip
+_PART_OF_CATEGORY: dict[KernelCategory, EnginePart] = {
+    "pointwise": "elementwise", "reduce": "elementwise", "copy": "elementwise"
+}  # fmt: skip
+_CUDA_CALL = re.compile(r"cu(da)?[A-Z]")  # of the runtime or the driver, on the host
+_PROFILER = ("Activity Buffer Request", "Lazy Function Loading", "Runtime Triggered Module Loading",
+             "Command Buffer Full", "Instrumentation", "Resource", "Context Sync", "Stream Sync", "Event Sync",
+             "Stream Wait Event", "Device Sync")  # fmt: skip
+_LAUNCHES = ("LaunchKernel", "GraphLaunch", "LaunchCooperativeKernel")
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,28 @@ def parse_kernel_name(name: str) -> KernelName:
         return KernelName(category, int(side_m), int(side_n), dtype=_named(folded, _CUTLASS_DTYPES), split_k=split,
                           align_elements=elements)  # fmt: skip
     return KernelName(category, dtype=_named(folded, _DTYPES), split_k=split)
+
+
+@functools.cache
+def engine_part(name: str) -> EnginePart:
+    """What a serving engine runs a kernel for, by its name and category."""
+    category = parse_kernel_name(name).category
+    if category == "attention":  # before all that its long templates may name
+        return "attention"
+    named = _named(name.lower(), _ENGINE_PARTS)
+    if category in MATRIX_CATEGORIES:
+        return "moe" if named == "moe" else "gemm"
+    return named or _PART_OF_CATEGORY.get(category, "other")
+
+
+def runs_on_gpu(name: str) -> bool:
+    """Whether an event of a profiler is a kernel or a copy, and not a call of the CUDA runtime."""
+    return not _CUDA_CALL.match(name) and not name.startswith(_PROFILER)
+
+
+def is_launch(name: str) -> bool:
+    """Whether it is a call that launches a kernel or a CUDA graph."""
+    return bool(_CUDA_CALL.match(name)) and any(part in name for part in _LAUNCHES)
 
 
 def _named(folded: str, table: Iterable[tuple[Name, Iterable[str]]]) -> Name | None:

@@ -26,7 +26,7 @@ from kernelcast.serving.step_times import StepTimeTables
 from kernelcast.stacks import Stack
 
 # How far servers lie from their forecast: seconds, or, of factors, in their logarithm
-_SCALE = {"request_s": 0.02, "front_s": 2e-3, "token_s": 2e-6, "step_s": 1e-3, "sequence_s": 2e-5,
+SCALES = {"request_s": 0.02, "front_s": 2e-3, "token_s": 2e-6, "step_s": 1e-3, "sequence_s": 2e-5,
           "prompt_factor": 0.05, "decode_factor": 0.05}  # fmt: skip
 _NOISE = {"mean": 1.0, "p50": 1.6, "p90": 2.9, "p99": 14.0}  # variance over that of a mean, for normal errors
 _FITTED = tuple((ending, name) for name in ("ttft", "tpot", "e2el") for ending in _NOISE)
@@ -175,14 +175,14 @@ class _Objective:
         values = {}
         for name, u in zip(OVERHEADS, at.tolist(), strict=True):
             begun = getattr(self.before, name)
-            values[name] = begun * float(np.exp(u * _SCALE[name])) if name.endswith("factor") else \
-                max(0.0, begun + u * _SCALE[name])  # fmt: skip
+            values[name] = begun * float(np.exp(u * SCALES[name])) if name.endswith("factor") else \
+                max(0.0, begun + u * SCALES[name])  # fmt: skip
         return _with(self._base, replace(self.before, **values, spread=spread))
 
     def within(self, at: Array) -> Array:
         """No time is negative."""
         least = [
-            -np.inf if name.endswith("factor") else -getattr(self.before, name) / _SCALE[name] for name in OVERHEADS
+            -np.inf if name.endswith("factor") else -getattr(self.before, name) / SCALES[name] for name in OVERHEADS
         ]
         return np.clip(at, np.maximum(least, -10.0), 20.0)
 

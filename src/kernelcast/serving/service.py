@@ -124,15 +124,19 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
 
 
 OVERHEADS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
-HOST_OVERHEADS = OVERHEADS[:5]
+# Host times that an engine overlaps with the GPU: in files, as a step that was scheduled synchronously has none
+_OVERLAPPED = ("overlapped_step_s", "overlapped_sequence_s")
+HOST_FACTOR = "host_factor"  # measured over usual times of the host, its launches too; the other terms have it in them
+HOST_OVERHEADS = (*OVERHEADS[:5], *_OVERLAPPED, HOST_FACTOR)
 SPREAD = "spread"  # relative error of its latencies after the fit
+_TERMS = (*OVERHEADS, *_OVERLAPPED, SPREAD, HOST_FACTOR)
 _FILE_TYPE = "kernelcast server"
 
 
-def write_overheads(path: Path, stack: Stack, about: dict[str, Any]) -> None:
-    """The overheads of a stack; ``about``: what they were fitted to."""
-    content = {"kind": _FILE_TYPE, "stack": stack.id, "about": about,
-            "terms": {name: getattr(stack, name) for name in (*OVERHEADS, SPREAD)}}  # fmt: skip
+def write_overheads(path: Path, stack: Stack, about: dict[str, Any], host_factor: float = 1.0) -> None:
+    """The overheads of a stack; ``about``: what they were fitted to; ``host_factor``: in its host times already."""
+    terms = {name: getattr(stack, name) for name in (*OVERHEADS, *_OVERLAPPED, SPREAD)}
+    content = {"kind": _FILE_TYPE, "stack": stack.id, "about": about, "terms": terms | {HOST_FACTOR: host_factor}}
     with complete(path.resolve()) as part:
         part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -145,7 +149,7 @@ def without_overheads(stack: Stack) -> Stack:
 
 def _fits(name: str, value: Any) -> bool:
     """Seconds are 0 or more, factors above 0, a spread is a share."""
-    if name not in (*OVERHEADS, SPREAD) or isinstance(value, bool) or not isinstance(value, int | float):
+    if name not in _TERMS or isinstance(value, bool) or not isinstance(value, int | float):
         return False
     above = value > 0 if name.endswith("factor") else value >= 0
     return above and value < (1.0 if name == SPREAD else math.inf)
@@ -169,11 +173,12 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
     overheads = content["terms"]
     for name, value in overheads.items():
         if not _fits(name, value):
-            known = ", ".join((*OVERHEADS, SPREAD))
+            known = ", ".join(_TERMS)
             raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
     if set(gpus) != {content.get("about", {}).get("gpu")}:
         overheads = {name: value for name, value in overheads.items() if name in HOST_OVERHEADS}
-    return replace(stack, **overheads)
+    others = {name: value for name, value in overheads.items() if name != HOST_FACTOR}
+    return replace(stack.with_host(overheads.get(HOST_FACTOR, 1.0)), **others)
 
 
 ROUTERS = ("round_robin", "least_loaded", "cache_aware")

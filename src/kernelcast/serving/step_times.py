@@ -166,6 +166,14 @@ class StepTimes:
             copied._lines = {}
         return copied
 
+    def with_host(self, deployment: Deployment, launching: float) -> StepTimes:
+        """The same passes with the overheads and host times of ``deployment``, whose launches take the host
+        ``launching`` times as long as here."""
+        copied = self.with_overheads(deployment)
+        copied.launched = [self.launched[0], *(launching * seconds for seconds in self.launched[1:])]
+        copied._lines = {}
+        return copied
+
     def _on_host(self, deployment: Deployment) -> Deployment:
         """The deployment with the host's scale from measured runs."""
         factor = self._times.conditions.host_scale(deployment.stack.id).factor

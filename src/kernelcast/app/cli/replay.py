@@ -1,14 +1,16 @@
-"""replay: a server's benchmark beside the simulation of the same load, and what it teaches of the server."""
+"""replay: a server's benchmark beside the simulation of the same load, or an engine's steps beside their forecasts; and
+what they teach of the server."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kernelcast.app.cli.commands import add_command, given_options, progress_bar
-from kernelcast.app.questions.replay import ReplayQuestion, with_server
+from kernelcast.app.questions.replay import ReplayQuestion, engine_service, with_server
 from kernelcast.app.questions.shared import Json, Plot
 from kernelcast.errors import KernelcastError
 from kernelcast.files import check_target
@@ -29,12 +31,13 @@ def register(app: typer.Typer) -> None:
 def replay(ctx: typer.Context, question: ReplayQuestion, plot: Plot = None, json: Json = False) -> None:
     """A server's benchmark beside the simulation of the same load: how far forecasts are off here.
 
-    With --calibrate, the server's overheads beyond the forecast are fitted to it; `simulate` takes the file by
-    --server.
+    Steps that `kernelcast collect --engine` timed are shown each beside its forecast. With --calibrate, the server's
+    overheads beyond the forecast are fitted; `simulate` takes the file by --server.
     """
     from kernelcast.serving.bench import read_bench
     from kernelcast.serving.calibrate import calibrate, calibration_requests
     from kernelcast.serving.replay import replay
+    from kernelcast.serving.step_table import UNFINISHED, is_steps
     from kernelcast.serving.step_times import step_time_tables
 
     fitting = question.calibrate or question.calibrate_on is not None
@@ -42,6 +45,9 @@ def replay(ctx: typer.Context, question: ReplayQuestion, plot: Plot = None, json
         raise KernelcastError("-o takes what was fitted: give `calibrate` too")
     for target in filter(None, (question.output, plot)):
         check_target(question.bench, target, table=False)
+    if is_steps(question.bench) or question.bench.name.endswith(UNFINISHED):
+        _replay_steps(ctx, question, plot, json)
+        return
     bench, seed = read_bench(question.bench, seed=question.seed), question.seed
     part = calibration_requests(bench, question.calibrate_on) if fitting else None
     name, server, assumed = with_server(bench, question.model, question, given_options(ctx))
@@ -70,6 +76,41 @@ def replay(ctx: typer.Context, question: ReplayQuestion, plot: Plot = None, json
         typer.echo(to_json(figures))
     else:
         print_replay(result, earlier, fitted)
+
+
+def _replay_steps(ctx: typer.Context, question: ReplayQuestion, plot: Path | None, json: bool) -> None:
+    """Steps that were timed one by one inside an engine."""
+    from kernelcast.app.report.json import to_json
+    from kernelcast.app.report.replay_steps import calibration_fields, fields, print_steps, write_plot
+    from kernelcast.diagnose.step_kernels import step_kernels
+    from kernelcast.serving.service import write_overheads
+    from kernelcast.serving.step_calibration import calibrate_steps
+    from kernelcast.serving.step_replay import StepForecasts, replay_steps
+    from kernelcast.serving.step_table import read_steps
+    from kernelcast.serving.step_times import step_time_tables
+
+    question.refuse(("calibrate_on",), "steps are fitted together, and scored on those left out")
+    table = read_steps(question.bench)
+    service, assumed = engine_service(table, question, question.model, given_options(ctx))
+    forecasts = StepForecasts(service.pool, table, step_time_tables(question.conditions))
+    result, before, fitted = replay_steps(service, forecasts, tuple(assumed)), None, None
+    if question.calibrate:
+        with progress_bar(transient=True) as task:
+            fitted = calibrate_steps(forecasts, task("fitting"))
+        before, result = result, result.calibrated(forecasts, fitted.stack, fitted.host)
+    kernels = step_kernels(table.profiled, forecasts.pool.deployment, question.conditions)
+    figures = fields(result, kernels, before, fitted)
+    if plot is not None:
+        write_plot(result, plot)
+    if fitted and question.output is not None:
+        about = {name: figures[name] for name in ("model", "gpu", "layout", "precision")} | calibration_fields(fitted)
+        del about["terms"]  # which stand beside it
+        about |= {"steps_file": table.path.name, "release": table.engine["release"], "cuda_graphs": table.graph_mode}
+        write_overheads(question.output, fitted.stack, about, fitted.host)
+    if json:
+        typer.echo(to_json(figures))
+    else:
+        print_steps(result, kernels, before, fitted)
 
 
 def _split(part: CalibrationRequests) -> tuple[tuple[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
@@ -13,6 +14,8 @@ from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
     from kernelcast.serving.metrics import BenchResult
+    from kernelcast.serving.service import Service
+    from kernelcast.serving.step_table import StepTable
 
 AnyService = TypeVar("AnyService", bound=ServiceParameters)
 _NUMBERS = ("tp", "pp", "dp", "max_num_seqs", "max_num_batched_tokens")  # that a file may say of its server
@@ -27,8 +30,8 @@ class ReplayQuestion(ServiceParameters):
 
     bench: Annotated[
         Path,
-        argument("BENCH", "results of `vllm bench serve`, SGLang's bench_serving, inference-perf; or a table of served "
-                 "requests"),
+        argument("BENCH", "results of `vllm bench serve`, SGLang's bench_serving, inference-perf; a table of served "
+                 "requests; or steps of `kernelcast collect --engine`"),
     ]  # fmt: skip
     model: Annotated[
         str | None,
@@ -63,7 +66,8 @@ def with_server(
         if not sure:
             assumed.append(f"the file does not say what served it: {parameters['stack']} (`stack`)")
     stated = [f"{name} {parameters[name]}" for name in _NUMBERS if name in parameters]
-    name = model or _model(bench)
+    names = [str(bench.server[key]) for key in ("model", "tokenizer") if bench.server.get(key)]
+    name = model or _model(bench.path, names)
     stated = [*([] if model else [name]), *stated]
     if stated:
         assumed.insert(0, f"as the file says: {', '.join(stated)}")
@@ -83,11 +87,10 @@ def _stack(bench: BenchResult) -> tuple[str, bool]:
     return "vllm", False
 
 
-def _model(bench: BenchResult) -> str:
-    """The model that the file names: as it stands, by its tokenizer, or by the last part of a path."""
+def _model(path: Path, names: Sequence[str]) -> str:
+    """The model that a file names: as it stands, by its tokenizer, or by the last part of a path."""
     from kernelcast import models
 
-    names = [str(bench.server[key]) for key in ("model", "tokenizer") if bench.server.get(key)]
     for name in [*names, *(name.rstrip("/").rpartition("/")[2] for name in names if name.startswith(("/", ".", "~")))]:
         try:
             models.model(name)
@@ -95,4 +98,43 @@ def _model(bench: BenchResult) -> str:
             continue
         return name
     problem = f"calls its model {names[0]!r}, which is not known" if names else "does not name its model"
-    raise KernelcastError(f"{bench.path} {problem}: give `model`, as in llama-3.1-8b")
+    raise KernelcastError(f"{path} {problem}: give `model`, as in llama-3.1-8b")
+
+
+_REQUESTS = ("replicas", "prefill_replicas", "draft_tokens", "draft_model", "pp", "dp", "ep")
+_OF_ENGINE = {"tp": "tp", "max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_num_batched_tokens",
+              "block_size": "block_size"}  # fmt: skip
+
+
+def engine_service(
+    table: StepTable, question: AnyService, model: str | None, given: set[str]
+) -> tuple[Service, list[str]]:
+    """The engine whose steps a table has: what was not given is as its first line says. And what was assumed."""
+    from kernelcast import models
+    from kernelcast.serving.step_replay import engine_load
+
+    question.refuse(_REQUESTS, "steps are those of one engine, as their file says")
+    name, parameters = model or _model(table.path, [str(table.engine["model"])]), dict[str, Any]()
+    for parameter, key in _OF_ENGINE.items():
+        if parameter not in given and (count := table.count(key)):
+            parameters[parameter] = count
+    if question.gpu is None:
+        parameters["gpu"] = str(table.engine["gpu"])
+    if "stack" not in given:
+        parameters["stack"] = table.stack
+    if question.kv_dtype is None:
+        parameters["kv_dtype"] = table.kv_dtype
+    if question.dtype is None:
+        parameters["dtype"] = table.dtype(models.model(name))
+    for parameter, key, type_ in (("async_scheduling", "async_scheduling", bool),
+                                  ("gpu_memory_utilization", "gpu_memory_utilization", float)):  # fmt: skip
+        if parameter not in given and isinstance(table.engine.get(key), type_):
+            parameters[parameter] = table.engine[key]
+    chosen, load = replace(question, **parameters), engine_load(table)
+    try:
+        return chosen.service(name, load), []
+    except KernelcastError as error:
+        if not table.count("kv_blocks") or "no memory for a KV" not in str(error):
+            raise
+        held = replace(chosen, num_gpu_blocks_override=table.count("kv_blocks"))
+        return held.service(name, load), [f"the engine's own KV cache, since by the forecast {error}"]

@@ -1,0 +1,306 @@
+"""Steps of an engine beside their forecasts, and the overheads that they determine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from step_tables import PROFILED, STEPS, as_forecast, forecast, step, written
+
+import kernelcast as kc
+from kernelcast.app.questions.replay import ReplayQuestion, engine_service
+from kernelcast.diagnose.kernel_names import engine_part, is_launch, runs_on_gpu
+from kernelcast.diagnose.step_kernels import step_kernels
+from kernelcast.errors import KernelcastError
+from kernelcast.serving.service import EnginePool, read_overheads, write_overheads
+from kernelcast.serving.step_calibration import calibrate_steps
+from kernelcast.serving.step_replay import as_measured, replay_steps, step_seconds
+from kernelcast.serving.step_table import read_steps
+from kernelcast.serving.step_times import StepTimeTables, step_time_tables
+from kernelcast.stacks import stack
+
+LIVE = sorted((Path(__file__).parents[2] / "validation" / "engine_steps").glob("*.jsonl*"))
+
+
+@pytest.fixture(scope="module")
+def tables() -> StepTimeTables:
+    return step_time_tables()
+
+
+def test_a_file_says_which_engine_ran(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "steps.jsonl", release="0.15.0rc1+cu129", tp=2, max_num_seqs=64, kv_cache_dtype="fp8_e4m3"
+    )
+    service, assumed = engine_service(read_steps(path), ReplayQuestion(bench=path), None, set())
+    deployment, settings = service.pool.deployment, service.pool.settings
+    assert (deployment.gpu.id, deployment.layout.tp, deployment.precision.cache) == ("h200_sxm", 2, "fp8")
+    assert (deployment.stack.release, deployment.stack.id, settings.max_num_seqs) == ("0.15.0", "vllm==0.14", 64)
+    assert assumed == [] and deployment.stack.memory_share == 0.92
+    given = ReplayQuestion(bench=path, tp=1, stack="vllm", max_num_seqs=32)
+    service, _ = engine_service(read_steps(path), given, None, {"tp", "stack", "max_num_seqs"})
+    assert (service.pool.deployment.layout.tp, service.pool.settings.max_num_seqs) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "weights"),
+    [
+        ("llama-3.1-8b", {"dtype": "torch.float16"}, "fp16"),
+        ("llama-3.1-8b", {"dtype": "torch.bfloat16"}, "bf16"),
+        ("llama-3.1-8b", {"quantization": "fp8"}, "fp8"),  # quantised when it was loaded
+        ("deepseek-v3", {"quantization": "fp8", "tp": 8}, "fp8_block"),  # as the checkpoint is
+        ("deepseek-v3", {"quantization": None, "tp": 16}, "bf16"),
+    ],
+)
+def test_weights_are_in_the_format_that_ran(tmp_path: Path, model: str, engine: dict[str, Any], weights: str) -> None:
+    path = written(tmp_path / "steps.jsonl", model=model, **engine)
+    service, _ = engine_service(read_steps(path), ReplayQuestion(bench=path), None, set())
+    assert service.pool.deployment.precision.weights == weights
+
+
+@pytest.mark.parametrize(
+    ("mode", "replays"),
+    [  # a decode step of 64, a step of 64 and a prompt of 128
+        ("CUDAGraphMode.FULL_AND_PIECEWISE", (True, True)),
+        ("FULL_DECODE_ONLY", (True, False)),
+        ("NONE", (False, False)),
+    ],
+)
+def test_graphs_are_those_that_the_engine_captured(tmp_path: Path, mode: str, replays: tuple[bool, bool]) -> None:
+    path = written(tmp_path / "steps.jsonl", cudagraph_mode=mode, cudagraph_capture_sizes=[1, 2, 4, 8, 64, 200])
+    table = read_steps(path)
+    service, _ = engine_service(table, ReplayQuestion(bench=path), None, set())
+    ran = as_measured(service.pool, table).deployment.stack
+    assert (bool(ran.replays(64, 64, decodes=True)), bool(ran.replays(192, 64, decodes=False))) == replays
+    assert ran.graph_tokens == 200
+
+
+def test_a_step_is_the_one_of_a_simulation(tmp_path: Path, tables: StepTimeTables) -> None:
+    service, forecasts = forecast(written(tmp_path / "steps.jsonl"), tables)
+    ran = forecasts.stack
+    decode, mixed = (
+        next(each for each in forecasts.table.steps if each.step_type == kind) for kind in ("decode", "first")
+    )
+    assert step_seconds(forecasts.times, decode) == pytest.approx(forecasts.times.decode(1, 1024) + ran.step_s)
+    expected = forecasts.times.mixed(1, 1050, 128, 0.0, 2, prompts=1)
+    assert step_seconds(forecasts.times, mixed) == pytest.approx(expected + ran.step_s)
+    slow = forecasts.on(replace(ran, step_s=1e-3, sequence_s=1e-5))
+    # a step and two sequences: 1 ms and 20 us
+    assert step_seconds(slow, mixed) - step_seconds(forecasts.times, mixed) == pytest.approx(1.02e-3 - ran.step_s)
+    assert service.pool.settings.kv_tokens > 500_000
+
+
+def test_steps_as_forecast_have_no_error(tmp_path: Path, tables: StepTimeTables) -> None:
+    as_forecast(tmp_path / "steps.jsonl", lambda each: each.predicted_s, tables)
+    service, forecasts = forecast(tmp_path / "steps.jsonl", tables)
+    found = replay_steps(service, forecasts)
+    assert all(abs(each.error) < 1e-9 and each.inside for each in found.steps)
+    groups = found.groups
+    assert [(name, errors.steps) for name, errors in groups.items()] == [
+        ("decode", 7), ("mixed", 12), ("prompts alone", 3), ("all", 22)
+    ]  # fmt: skip
+    assert groups["all"].inside == 1.0 and groups["all"].mean == pytest.approx(0.0, abs=1e-9)
+    assert found.memory_bytes["weights"][0] == 16_060_000_000
+    assert found.memory_bytes["weights"][1] == pytest.approx(16.06e9, rel=0.01)
+    assert found.memory_bytes["stack"][0] == 600_000_000  # the context; there is no figure of graphs
+
+
+def test_the_host_is_the_part_that_the_gpu_waits(tmp_path: Path, tables: StepTimeTables) -> None:
+    as_forecast(tmp_path / "eager.jsonl", lambda each: each.predicted_s, tables, cudagraph_mode="NONE",
+                release="0.14.0")  # fmt: skip
+    service, forecasts = forecast(tmp_path / "eager.jsonl", tables)
+    found = replay_steps(service, forecasts)
+    first = found.steps[0]  # one sequence, launched kernel by kernel: longer than its kernels
+    assert not first.graph and first.step.waits_s is not None
+    assert first.waits_s == pytest.approx(first.step.waits_s) and first.waits_s > 0.1 * first.predicted_s
+    decode = found.groups["decode"]
+    assert decode.large_waits >= 1 and decode.waits == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_factor_is_fitted_back(tmp_path: Path, tables: StepTimeTables) -> None:
+    as_forecast(tmp_path / "steps.jsonl", lambda each: 1.1 * each.predicted_s, tables)
+    service, forecasts = forecast(tmp_path / "steps.jsonl", tables)
+    fitted = calibrate_steps(forecasts)
+    assert fitted.fitted == ("decode_factor", "prompt_factor")
+    assert fitted.stack.decode_factor == pytest.approx(1.1, rel=2e-3)
+    assert fitted.stack.prompt_factor == pytest.approx(1.1, rel=2e-3)
+    assert fitted.error_before == pytest.approx(0.0953, abs=1e-3)  # ln 1.1
+    assert fitted.error < 0.003 and fitted.stack.spread == 0.02 and fitted.host == 1.0
+    after = replay_steps(service, forecasts).calibrated(forecasts, fitted.stack, fitted.host)
+    assert after.groups["prompts alone"].mean < 0.005  # which were not fitted
+
+
+def test_host_times_of_steps_are_fitted_back(tmp_path: Path, tables: StepTimeTables) -> None:
+    slow = {"step_s": 2e-3, "sequence_s": 3e-5}
+    as_forecast(tmp_path / "steps.jsonl", lambda each: each.predicted_s, tables, stack=slow, release="0.14.0")
+    _, forecasts = forecast(tmp_path / "steps.jsonl", tables)
+    fitted = calibrate_steps(forecasts)
+    assert {"step_s", "sequence_s"} <= set(fitted.fitted) and fitted.error < 0.01 < fitted.error_before
+    assert fitted.stack.step_s == pytest.approx(2e-3, rel=0.1)
+    assert fitted.stack.sequence_s == pytest.approx(3e-5, rel=0.1)
+
+
+def test_a_slow_host_is_fitted_back(tmp_path: Path, tables: StepTimeTables) -> None:
+    as_forecast(tmp_path / "steps.jsonl", lambda each: each.predicted_s, tables, host=1.8, cudagraph_mode="NONE",
+                release="0.14.0")  # fmt: skip
+    _, forecasts = forecast(tmp_path / "steps.jsonl", tables)
+    fitted = calibrate_steps(forecasts)
+    assert "host_factor" in fitted.fitted and fitted.host == pytest.approx(1.8, rel=0.05)
+    assert fitted.error < 0.02 < fitted.error_before
+
+
+def test_what_fits_is_kept(tmp_path: Path, tables: StepTimeTables) -> None:
+    noise = {each: 1 + 0.03 * (-1) ** at for at, each in enumerate(range(len(STEPS)))}
+    rows = iter(noise.values())
+    as_forecast(tmp_path / "steps.jsonl", lambda each: next(rows) * each.predicted_s, tables)
+    _, forecasts = forecast(tmp_path / "steps.jsonl", tables)
+    fitted = calibrate_steps(forecasts)
+    assert fitted.error <= fitted.error_before
+    assert fitted.fitted == () and replace(fitted.stack, spread=0.0) == forecasts.stack
+    assert fitted.stack.spread == pytest.approx(0.03, abs=2e-3)  # what they are off by
+
+
+def test_a_server_file_has_what_was_fitted(tmp_path: Path) -> None:
+    usual = stack("vllm")
+    fitted = replace(usual.with_host(1.5), decode_factor=1.2, step_s=1e-4, spread=0.03)
+    write_overheads(tmp_path / "server.json", fitted, {"gpu": "h200_sxm"}, 1.5)
+    assert read_overheads(tmp_path / "server.json", usual, {"h200_sxm"}) == fitted
+    other = read_overheads(tmp_path / "server.json", usual, {"a100_sxm"})  # its host, not its kernels
+    assert other == replace(fitted, decode_factor=1.0, spread=0.0) and other.launch_s == 1.5 * usual.launch_s
+
+
+def test_a_synchronous_server_read_back_waits_once(tmp_path: Path) -> None:
+    service, _ = forecast(written(tmp_path / "steps.jsonl", async_scheduling=False))
+    ran = service.pool.deployment.stack
+    assert ran.step_s == pytest.approx(stack("vllm").step_s + stack("vllm").overlapped_step_s)
+    write_overheads(tmp_path / "server.json", ran, {"gpu": "h200_sxm"})
+    again = read_overheads(tmp_path / "server.json", stack("vllm"), {"h200_sxm"})
+    pool = EnginePool(replace(service.pool.deployment, stack=again), service.pool.settings)
+    assert pool.deployment.stack.step_s == ran.step_s  # and not the overlapped time a second time
+
+
+def test_kernels_of_a_step_are_beside_their_forecast(tmp_path: Path) -> None:
+    _, forecasts = forecast(written(tmp_path / "steps.jsonl"))
+    (found,) = step_kernels(forecasts.table.profiled, forecasts.pool.deployment, kc.Conditions())
+    assert found.measured_s == {  # a third each: three steps were profiled
+        "gemm": pytest.approx(1e-3), "attention": pytest.approx(2e-4), "elementwise": pytest.approx(3e-5)
+    }  # fmt: skip
+    assert (found.kernels, found.launches) == (8.0, 1.0)
+    assert {"gemm", "attention", "elementwise", "sampling"} <= set(found.predicted_s)
+    assert found.predicted_s["gemm"] == max(found.predicted_s.values())
+    assert "collectives" not in found.parts
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("nvjet_tst_192x192_64x3_2x1_v_bz_coopB_TNN", "gemm"),
+        ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<...>", "gemm"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int>", "gemm"),
+        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<...>>>", "attention"),
+        ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>", "attention"),
+        ("fused_moe_kernel", "moe"),
+        ("void vllm::moe::topkGatingSoftmax<8, 128>", "moe"),
+        (
+            "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<...>>>",
+            "moe",
+        ),
+        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "elementwise"),
+        ("void vllm::act_and_mul_kernel<c10::BFloat16>", "elementwise"),
+        ("void vllm::dynamic_per_token_scaled_fp8_quant_kernel_strided", "elementwise"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "collectives"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", "collectives"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float>", "sampling"),
+        (
+            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>",
+            "sampling",
+        ),
+        ("_compute_slot_mapping_kernel", "other"),
+    ],
+)
+def test_kernels_of_engines_by_their_names(name: str, part: str) -> None:
+    assert engine_part(name) == part and runs_on_gpu(name)
+
+
+def test_calls_of_the_runtime_are_no_kernels() -> None:
+    assert [runs_on_gpu(name) for name in ("cudaLaunchKernel", "cuLaunchKernelEx", "Memcpy HtoD", "cutlass_gemm")] == [
+        False, False, True, True
+    ]  # fmt: skip
+    assert [is_launch(name) for name in ("cudaLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "gemm")] == [
+        True, True, False, False
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["{"], "line 1 is not JSON"),
+        (["[1]"], "line 1 is not a step"),
+        (['{"kind": "other"}'], "has no steps of an engine"),
+        (["ENGINE", "torn {"], "line 2 is not JSON"),
+        (["ENGINE"], "has no step: the run ended before"),
+        (["ENGINE", step("quick", 1, 1)], "unknown kind 'quick' of a step; known: decode"),
+        (["ENGINE", step("decode", 1, 1, step_us=-1.0)], "line 2: step_us is a number of 0 or more, not -1.0"),
+        (["ENGINE", step("decode", 1, 1, step_us=float("nan"))], "step_us is a number"),
+        (["ENGINE", step("decode", 1, "x")], "context is a number"),  # type: ignore[arg-type]
+        (["ENGINE", step("decode", 0, 0)], "this has neither"),
+        (["ENGINE", step("decode", 1.5, 0)], "decodes is a whole number"),  # type: ignore[arg-type]
+        (["ENGINE", step("alone", 0, 0, 0, 1)], "1 prompts do not have 0 prompt_tokens"),
+        (["ENGINE", STEPS[0], {**PROFILED, "kernels": {"gemm": 3}}], "line 3: kernels are names with a count"),
+        ([{"release": None}, STEPS[0]], "does not say its release"),
+        ([{"engine": "orca"}, STEPS[0]], "steps of the engine 'orca'; known: vllm"),
+    ],
+)
+def test_files_that_are_not_as_they_are_written(tmp_path: Path, lines: list[Any], said: str) -> None:
+    path = tmp_path / "steps.jsonl"
+    engine = json.loads(written(path).read_text().splitlines()[0])
+    texts = []
+    for at, line in enumerate(lines):
+        if line == "ENGINE" or (at == 0 and isinstance(line, dict)):
+            line = {**engine, **(line if isinstance(line, dict) else {})}
+        texts.append(line if isinstance(line, str) else json.dumps(line))
+    path.write_text("\n".join(texts) + "\n")
+    with pytest.raises(KernelcastError, match=said.replace("(", r"\(")) as error:
+        read_steps(path)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unfinished_run_is_not_replayed(tmp_path: Path) -> None:
+    with pytest.raises(KernelcastError, match=r"was interrupted.*-o steps.jsonl. goes on"):
+        read_steps(written(tmp_path / "steps.progress.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"model": "/tmp/my-model"}, "calls its model '/tmp/my-model', which is not known: give `model`"),
+        ({"release": "main"}, "'main', is no number"),
+        ({"release": "0.1.0"}, "unknown release of vLLM"),
+        ({"gpu": "h999"}, "unknown gpu 'h999'"),
+        ({"quantization": "awq"}, "weights of 'awq', which the config of llama-3.1-8b does not say"),
+        ({"kv_cache_dtype": "int4"}, "a KV cache in 'int4' is not known"),
+    ],
+)
+def test_engines_that_are_not_known(tmp_path: Path, engine: dict[str, Any], said: str) -> None:
+    path = written(tmp_path / "steps.jsonl", **engine)
+    with pytest.raises(KernelcastError, match=said):
+        engine_service(read_steps(path), ReplayQuestion(bench=path), None, set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", LIVE, ids=lambda path: path.stem)
+def test_steps_of_live_engines(path: Path, tables: StepTimeTables) -> None:
+    """Sane: no step is twice or half as long as forecast, and what is fitted serves those left out no worse."""
+    service, forecasts = forecast(path, tables)
+    found = replay_steps(service, forecasts)
+    for name, errors in found.groups.items():
+        assert errors.median < 0.25 and errors.worst < 1.0, name
+    tokens = found.table.kv_tokens
+    assert tokens and abs(service.pool.settings.kv_tokens / tokens - 1) < 0.15
+    fitted = calibrate_steps(forecasts)
+    after = found.calibrated(forecasts, fitted.stack, fitted.host)
+    assert fitted.error <= fitted.error_before
+    for name in ("decode", "mixed"):
+        assert after.groups[name].mean <= found.groups[name].mean + 0.01
