@@ -68,6 +68,45 @@ def test_bad_input_is_one_line_and_exit_2(args: tuple[str, ...], told: str) -> N
     assert len(found.stderr.splitlines()) == 1
 
 
+ENGINE = ("--engine", "vllm", "--model", "llama-3.1-8b")
+
+
+def test_the_plan_of_an_engines_steps_needs_no_gpu() -> None:
+    found = run(*ENGINE, "--plan", "--gpu", "h200_sxm", "--engine-args", "--max-num-seqs 48 --max-model-len 4096")
+    assert found.returncode == 0, found.stderr
+    assert "max_num_seqs 48, " in found.stdout and "max_model_len 4,096, " in found.stdout
+    assert "32 sequences of 1,024 tokens" in found.stdout and "64 sequences" not in found.stdout
+    lines = run(*ENGINE, "--plan", "--json").stdout.splitlines()
+    kinds = {json.loads(line)["kind"] for line in lines}
+    assert kinds == {"alone", "decode", "mixed", "kernels"} and len(lines) > 60
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--engine", "orca", "--plan"), "--engine 'orca': steps of vllm can be measured"),
+        (("--engine", "vllm", "--plan"), "give --model, as in llama-3.1-8b"),
+        (("--engine", "vllm", "--model", "lama", "--plan"), "unknown model 'lama'"),
+        ((*ENGINE, "-o", "steps.parquet"), "end its name in .jsonl"),
+        (ENGINE, "give -o FILE.jsonl"),
+        ((*ENGINE, "--plan", "--family", "gemm"), "leave out --family"),
+        ((*ENGINE, "--plan", "--gpu", "h999"), "unknown gpu"),
+        ((*ENGINE, "--plan", "--engine-args", "--max-num-seqs some"), "invalid int value: 'some'"),
+        (("--model", "llama-3.1-8b", "--plan"), "are of a serving engine: give --engine"),
+    ],
+)
+def test_steps_of_an_engine_are_refused_in_one_line(args: tuple[str, ...], told: str) -> None:
+    found = run(*args)
+    assert found.returncode == 2 and told in found.stderr and len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(has_cuda(), reason="this machine has a GPU")
+def test_steps_of_an_engine_need_a_gpu(tmp_path: Path) -> None:
+    found = run(*ENGINE, "-o", str(tmp_path / "steps.jsonl"))
+    assert found.returncode == 2 and found.stderr.startswith("kernelcast: error: collect needs ")
+    assert len(found.stderr.splitlines()) == 1 and list(tmp_path.iterdir()) == []
+
+
 def test_the_next_calls_are_those_that_a_calibration_does_not_know(tmp_path: Path) -> None:
     plan = ("--calls", "12", "--family", "gemm", "--for-calibration", "--plan", "--json", "--gpu", "h200_sxm")
     first = run(*plan)

@@ -1,14 +1,25 @@
 """Steps of a serving engine, timed in it: with a fake engine that keeps two steps in flight, as vLLM does."""
 
+import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from step_tables import ENGINE, forecast
 
+from kernelcast.collect import vllm_engine
 from kernelcast.collect.engine_steps import TimedStep, measure_steps, profile_steps
-from kernelcast.collect.vllm_engine import composed
+from kernelcast.collect.step_file import StepRun, write_steps
+from kernelcast.collect.step_plan import EngineLimits, PlannedStep, planned_steps
+from kernelcast.collect.vllm_engine import composed, installed_release
 from kernelcast.errors import KernelcastError
+from kernelcast.serving.step_replay import replay_steps
+from kernelcast.serving.step_table import read_steps
 
 
 class FakeEngine:
@@ -20,6 +31,7 @@ class FakeEngine:
         self.clock, self.count, self.stuck = 0.0, 0, stuck
         self.requests: dict[str, list[int]] = {}  # prompt tokens left, context, tokens left to write
         self.queue: deque[TimedStep] = deque()
+        self.ended_s = 0.0
         self.done: list[TimedStep] = []
 
     def add(self, prompt_tokens: int, output_tokens: int) -> str:
@@ -62,13 +74,13 @@ class FakeEngine:
                 return True
         first = self.queue.popleft()
         work_s = 1e-3 + 1e-5 * first.decodes + 1e-6 * first.prompt_tokens
-        began = max(first.scheduled_s, self.done[-1].done_s if self.done else 0.0)
-        first.done_s = self.clock = max(began + work_s, self.clock)
+        began = max(first.scheduled_s, self.ended_s)
+        first.done_s = self.ended_s = self.clock = max(began + work_s, self.clock)
         self.done.append(first)
         return True
 
     def take(self) -> list[TimedStep]:
-        taken, self.done = self.done[:], self.done[-1:] if False else []
+        taken, self.done = self.done, []
         return taken
 
     def profiled(self, run: Callable[[], None]) -> dict[str, tuple[int, float]]:
@@ -113,3 +125,135 @@ def test_what_a_scheduled_step_of_vllm_computes() -> None:
     step = composed(output, 0.0)
     assert (step.decodes, step.context, step.prompts, step.prompt_tokens) == (2, 200.0, 2, 768)
     assert step.past == pytest.approx(512 * 512 / 768)
+
+
+# ---- the plan and the file ----
+ABOUT = {name: ENGINE[name] for name in ("gpu", "model", "engine_args")}
+LIMITS = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 16384, "kv_blocks": 12_500}
+
+
+class BrokenEngine(FakeEngine):
+    """Ends with an error of its own once it has measured for a while."""
+
+    def __init__(self, turns: int, error: type[BaseException] = RuntimeError) -> None:
+        super().__init__()
+        self.turns, self.error = turns, error
+
+    def step(self) -> bool:
+        self.turns -= 1
+        if self.turns < 0:
+            raise self.error("CUDA error: an illegal memory access\nwas encountered")
+        return super().step()
+
+
+def measured(out: Path, engine: FakeEngine | None = None, seconds: float | None = None, **more: Any) -> StepRun:
+    @contextmanager
+    def started() -> Iterator[tuple[FakeEngine, Mapping[str, Any]]]:
+        settings = {name: value for name, value in ENGINE.items() if name not in ABOUT and name != "kind"}
+        yield engine or FakeEngine(), {**settings, **LIMITS, **more.pop("settings", {})}
+
+    return write_steps(out, {**ABOUT, **more}, started, seconds)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_is_planned_is_what_is_measured() -> None:
+    engine = FakeEngine()
+    records = [*measure_steps(engine), *profile_steps(engine)]
+    assert list(dict.fromkeys(PlannedStep.of(record) for record in records)) == planned_steps(FakeEngine())
+    limits = EngineLimits(64, 2048, 16384, 200_000)
+    assert planned_steps(limits) == planned_steps(FakeEngine())
+
+
+def test_the_plan_is_within_the_limits() -> None:
+    steps = planned_steps(EngineLimits(16, 1024, 4096, 12_000))
+    # 80% of 12,000 tokens are six sequences of 1,024 that grow by 512: one, of 8 and 1; 6,000 are too long
+    assert {(step.decodes, step.context) for step in steps if step.decodes} == {(1, 1024)}
+    assert max(step.prompt_tokens + step.decodes for step in steps) <= 1024
+    assert [step.prompt_tokens for step in steps if step.step_type == "alone"] == [32, 128, 128, 512, 512]
+    assert not [step for step in planned_steps(EngineLimits(16, 1024, 1024, 12_000)) if step.decodes]
+
+
+def test_a_file_of_a_whole_run_is_replayed(tmp_path: Path) -> None:
+    out = tmp_path / "steps.jsonl"
+    done = measured(out)
+    assert done.left == 0 and done.records == len(read_steps(out).steps) + len(read_steps(out).profiled)
+    assert list(tmp_path.iterdir()) == [out]
+    service, forecasts = forecast(out)
+    found = replay_steps(service, forecasts)
+    assert set(found.groups) == {"decode", "mixed", "prompts alone", "all"}
+    assert found.table.kv_tokens == 200_000 and service.pool.settings.max_num_seqs == 64
+
+
+def test_a_run_whose_time_is_over_goes_on(tmp_path: Path) -> None:
+    out, whole = tmp_path / "steps.jsonl", tmp_path / "whole.jsonl"
+    measured(whole)
+    first = measured(out, seconds=1e-9)  # one record, and its time is over
+    assert first.records == 1 and first.left == len(planned_steps(FakeEngine())) - 1
+    assert len(read_steps(out).steps) == 1
+    assert measured(out).left == 0
+    keys = [(r["kind"], r["decodes"], r["prompts"], r["prompt_tokens"]) for r in lines_of(out)[1:]]
+    assert keys == [(r["kind"], r["decodes"], r["prompts"], r["prompt_tokens"]) for r in lines_of(whole)[1:]]
+    before = out.read_bytes()
+    assert measured(out, BrokenEngine(0)).left == 0 and out.read_bytes() == before  # no engine starts
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, error: type[BaseException]) -> None:
+    out, progress = tmp_path / "steps.jsonl", tmp_path / "steps.progress.jsonl"
+    expected = KernelcastError if error is RuntimeError else error
+    with pytest.raises(expected) as raised:
+        measured(out, BrokenEngine(300, error))
+    if error is RuntimeError:
+        said = "RuntimeError: CUDA error: an illegal memory access was encountered; what was measured is in"
+        assert str(raised.value).startswith(said) and "run the same command again" in str(raised.value)
+    assert not out.exists() and len(kept := lines_of(progress)) > 10
+    with progress.open("a") as file:
+        file.write('{"kind": "decode", "dec')  # a torn line
+    assert measured(out).left == 0 and not progress.exists()
+    assert lines_of(out)[: len(kept)] == kept
+    cases = [PlannedStep.of(record) for record in lines_of(out)[1:]]
+    assert list(dict.fromkeys(cases)) == planned_steps(FakeEngine())
+
+
+def test_files_of_others_are_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "steps.jsonl"
+    out.write_text('{"op": "gemm"}')
+    with pytest.raises(KernelcastError, match="is there and has no steps of an engine"):
+        measured(out)
+    assert out.read_text() == '{"op": "gemm"}'
+    out.unlink()
+    measured(out, seconds=1e-9)
+    before = out.read_bytes()
+    with pytest.raises(KernelcastError, match=r"has steps of model 'llama-3.1-8b', not of 'qwen3-4b'"):
+        measured(out, model="qwen3-4b")
+    with pytest.raises(KernelcastError, match=r"has steps of release '0.22.1', not of '0.23.0'"):
+        measured(out, settings={"release": "0.23.0"})
+    assert out.read_bytes() == before and list(tmp_path.iterdir()) == [out]
+    out.write_text(out.read_text() + "torn {\n")
+    with pytest.raises(KernelcastError, match="is damaged"):
+        measured(out)
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        (None, "needs vLLM 0.14 or newer: pip install vllm"),
+        ("0.8.5", "needs vLLM 0.14 or newer, not 0.8.5"),
+        ("0.14.0", ""),
+    ],
+)
+def test_vllm_must_be_new_enough(monkeypatch: pytest.MonkeyPatch, release: str | None, said: str) -> None:
+    def version(name: str) -> str:
+        if release is None:
+            raise PackageNotFoundError(name)
+        return release
+
+    monkeypatch.setattr(vllm_engine, "version", version)
+    if not said:
+        assert installed_release() == release
+        return
+    with pytest.raises(KernelcastError, match=said):
+        installed_release()

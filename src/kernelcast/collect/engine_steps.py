@@ -4,39 +4,32 @@ The engine runs with dummy weights and its server's defaults, without the HTTP f
 steps have the wanted composition: sequences that decode, of one context, and a prompt beside them. All steps are timed
 first; the profiler, which slows every launch after it, comes last.
 
-A file of steps has a line of JSON each: what ran (``FILE_TYPE``), then the steps, as they are measured.
+``step_plan`` says which steps, ``step_file`` writes them; ``kernelcast.serving.step_table`` reads the file.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
+from kernelcast.collect.step_plan import FIRST_CONTEXT, Limits, PlannedStep, planned_steps
 from kernelcast.errors import KernelcastError
+from kernelcast.serving.step_table import KERNELS
 
-FILE_TYPE = "kernelcast engine steps"
-# Contexts: sequences that decode, from most (those too many are aborted), and the prompts beside them
-_PROMPTS = (32, 128, 512, 1024, 2048, 4096, 7900)
-_GRID = {1024: ((256, 128, 64, 32, 8, 1), _PROMPTS), 6000: ((64, 8, 1), (128, 1024, 4096))}
 _SETTLE, _DECODE_STEPS, _BURST = 4, 12, 3  # steps: before the first that counts; pure decode; with a prompt each
 _BURSTS, _LONG = 3, 4096  # of prompts of one length; one burst alone from this length on
-_FILL_SHARE = 0.8  # of the KV cache, that a case may fill
-_PROFILED = ((1, 0), (64, 0), (256, 0), (1, 512), (64, 128), (64, 1024), (64, 4096))
 _PROFILED_STEPS = 3
 
 
 @dataclass(frozen=True)
 class StepCase:
     """What a step computes: ``decodes`` sequences with ``context`` tokens each in the KV cache, and ``prompts`` equal
-    prompts of ``prompt_tokens`` after ``past`` ones."""
+    prompts of ``prompt_tokens`` together after ``past`` ones."""
 
     decodes: int
     context: int
@@ -69,13 +62,8 @@ class TimedStep:
         return seconds
 
 
-class Engine(Protocol):
+class Engine(Limits, Protocol):
     """An engine that runs in this process."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    kv_tokens: int
 
     def add(self, prompt_tokens: int, output_tokens: int) -> str:
         """A request of random tokens; returns its id."""
@@ -99,65 +87,50 @@ class Engine(Protocol):
 Started = AbstractContextManager[tuple[Engine, Mapping[str, Any]]]  # an engine, and its settings
 
 
-def write_steps(
-    out: Path, about: Mapping[str, Any], start: Callable[[], Started], seconds: float | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> int:  # fmt: skip
-    """Measure all steps into ``out``; the number of them. What is measured when ``seconds`` end is a whole file; a run
-    that was interrupted leaves its steps in FILE.progress.jsonl."""
-    until, count = time.monotonic() + (seconds or float("inf")), 0
-    progress = out.with_suffix(".progress.jsonl")
-    with start() as (engine, settings), progress.open("w", encoding="utf-8") as file:
-        print(json.dumps({"kind": FILE_TYPE, **about, **settings}), file=file)
-        for record in itertools.chain(measure_steps(engine, say), profile_steps(engine, say)):
-            print(json.dumps(record), file=file, flush=True)
-            count += 1
-            if time.monotonic() > until:
-                break
-    progress.replace(out)
-    return count
-
-
-def planned(engine: Engine) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Contexts, each with the numbers of sequences that fit, from most."""
-    for context, (wanted, _) in _GRID.items():
-        if context + 512 < engine.max_model_len:
-            most = min(_FILL_SHARE * engine.kv_tokens / (context + 512), engine.max_num_seqs)
-            if counts := tuple(n for n in wanted if n <= most):
-                yield context, counts
-
-
-def measure_steps(engine: Engine, say: Callable[[str], None] = lambda text: None) -> Iterator[dict[str, Any]]:
-    """Every case as a record: its step time (median, quartiles), the host's and the GPU's part."""
-    longest = min(engine.max_num_batched_tokens, engine.max_model_len) - 1
-    say("prompts alone")
-    for tokens in filter(longest.__ge__, _PROMPTS):
-        yield from _alone(engine, tokens, 1)
-        if 4 * tokens <= engine.max_num_batched_tokens:
-            yield from _alone(engine, tokens, 4)
-    for context, counts in planned(engine):
-        say(f"{counts[0]} sequences of {context} tokens")
-        running = _filled(engine, counts[0], context)
-        for count in counts:
-            engine.abort(running[count:])
-            running = running[:count]
-            yield from _decoding(engine, count, filter(longest.__ge__, _GRID[context][1]))
+def measure_steps(
+    engine: Engine, say: Callable[[str], None] = lambda text: None, todo: Collection[PlannedStep] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every step of ``todo`` (None: of the whole plan) as a record: its time (median, quartiles), the host's and the
+    GPU's part."""
+    steps = [step for step in (planned_steps(engine) if todo is None else todo) if step.step_type != KERNELS]
+    for step in steps:
+        if step.step_type == "alone":
+            say(f"{step.prompts} prompts of {step.prompt_tokens // step.prompts} tokens")
+            yield from _alone(engine, step.prompt_tokens // step.prompts, step.prompts)
+    for context, of_context in _grouped(steps, "context"):
+        running: list[str] = []
+        for count, wanted in _grouped(of_context, "decodes"):
+            say(f"{count} sequences of {context} tokens")
+            running = _kept(engine, running, count, context)
+            yield from _decoding(engine, count, wanted)
         _emptied(engine, running)
 
 
-def profile_steps(engine: Engine, say: Callable[[str], None] = lambda text: None) -> Iterator[dict[str, Any]]:
-    """Kernels of some cases, per step."""
-    context = min(_GRID)
-    counts = sorted({count for count, _ in _PROFILED}, reverse=True)
-    room = _FILL_SHARE * engine.kv_tokens / (context + 512)
-    counts = [count for count in counts if count <= min(room, engine.max_num_seqs)]
-    running = _filled(engine, counts[0], context)
-    for count in counts:
-        engine.abort(running[count:])
-        running = running[:count]
-        for decodes, tokens in _PROFILED:
-            if decodes != count or tokens + count > engine.max_num_batched_tokens:
-                continue
+def _grouped(steps: Sequence[PlannedStep], name: str) -> Iterator[tuple[int, list[PlannedStep]]]:
+    """Steps that decode, by their context or their sequences, in order."""
+    decoding = [step for step in steps if step.decodes]
+    for value in dict.fromkeys(getattr(step, name) for step in decoding):
+        yield value, [step for step in decoding if getattr(step, name) == value]
+
+
+def _kept(engine: Engine, running: list[str], count: int, context: int) -> list[str]:
+    """``count`` sequences that decode: of those that run, or new ones."""
+    if not running:
+        return _filled(engine, count, context)
+    engine.abort(running[count:])
+    return running[:count]
+
+
+def profile_steps(
+    engine: Engine, say: Callable[[str], None] = lambda text: None, todo: Collection[PlannedStep] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Kernels of the steps of ``todo`` (None: of the plan's), each over several steps."""
+    steps = [step for step in (planned_steps(engine) if todo is None else todo) if step.step_type == KERNELS]
+    running: list[str] = []
+    for count, wanted in _grouped(steps, "decodes"):
+        running = _kept(engine, running, count, FIRST_CONTEXT)
+        for step in wanted:
+            tokens = step.prompt_tokens
             say(f"kernels of {count} sequences{f' and a prompt of {tokens}' if tokens else ''}")
             _turn(engine, _SETTLE)
             engine.take()
@@ -170,8 +143,8 @@ def profile_steps(engine: Engine, say: Callable[[str], None] = lambda text: None
 
             kernels = engine.profiled(run)
             yield {
-                **asdict(StepCase(count, round(engine.take()[-1].context), tokens, 1 if tokens else 0)),
-                "kind": "kernels",
+                **asdict(StepCase(count, round(engine.take()[-1].context), tokens, step.prompts)),
+                "kind": KERNELS,
                 "repeats": _PROFILED_STEPS,
                 "kernels": {name: [n, round(seconds * 1e6, 2)] for name, (n, seconds) in kernels.items()},
             }
@@ -220,13 +193,12 @@ def _turn(engine: Engine, count: int) -> list[TimedStep]:
     return _until(engine, lambda steps: len(steps) >= count, 2 * count + 8)
 
 
-def _decoding(engine: Engine, count: int, prompts: Iterable[int]) -> Iterator[dict[str, Any]]:
+def _decoding(engine: Engine, count: int, wanted: Sequence[PlannedStep]) -> Iterator[dict[str, Any]]:
     """Steps that decode ``count`` sequences, alone and with a prompt each."""
-    steps = _turn(engine, _SETTLE + _DECODE_STEPS)
-    yield from _record(_case(steps[-1]), "decode", steps[_SETTLE:], _apart(steps)[_SETTLE:])
-    for tokens in prompts:
-        if tokens + count > engine.max_num_batched_tokens:
-            continue
+    if any(step.step_type == "decode" for step in wanted):
+        steps = _turn(engine, _SETTLE + _DECODE_STEPS)
+        yield from _record(_case(steps[-1]), "decode", steps[_SETTLE:], _apart(steps)[_SETTLE:])
+    for tokens in (step.prompt_tokens for step in wanted if step.prompts):
         steps = _turn(engine, 2)
         for _ in range(1 if tokens >= _LONG else _BURSTS):
             steps += _burst(engine, tokens)

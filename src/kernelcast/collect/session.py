@@ -76,7 +76,7 @@ class Session:
         failed = sum(known.get(task.key, "ok") != "ok" for task in tasks)
         progress = Progress(len(tasks) - len(todo), len(tasks), failed, 0.0)
         self.lines.parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(self.lines)
+        drop_torn_line(self.lines)
         with self.lines.open("a") as file:
             for first in range(0, len(todo), BATCH):
                 measured = []
@@ -119,7 +119,7 @@ class Session:
             return record | {"status": "failed", "error": message}, lost
 
 
-def _drop_torn_line(path: Path) -> None:
+def drop_torn_line(path: Path) -> None:
     """Remove an unfinished last line, which would spoil the next line."""
     if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
         path.write_bytes(text[: text.rfind(b"\n") + 1])

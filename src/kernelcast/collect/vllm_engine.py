@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +21,8 @@ from typing import Any
 from kernelcast.collect.engine_steps import TimedStep
 from kernelcast.errors import KernelcastError
 from kernelcast.models.catalogue import config as model_config
+
+_OLDEST = "0.14"
 
 
 @contextmanager
@@ -32,7 +36,20 @@ def measured_engine(model: str, arguments: str) -> Iterator[tuple[VllmEngine, Ma
             core.shutdown()
 
 
+def installed_release() -> str:
+    """The release of the vLLM that is installed; refuses to go without one, or with one that is too old."""
+    try:
+        release = version("vllm")
+    except PackageNotFoundError:
+        raise KernelcastError(f"`engine` vllm needs vLLM {_OLDEST} or newer: pip install vllm") from None
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    if numbers and tuple(map(int, numbers.groups())) < tuple(map(int, _OLDEST.split("."))):
+        raise KernelcastError(f"`engine` vllm needs vLLM {_OLDEST} or newer, not {release}: pip install -U vllm")
+    return release
+
+
 def _core(model: str, arguments: str, folder: Path) -> Any:
+    release = installed_release()
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -40,7 +57,7 @@ def _core(model: str, arguments: str, folder: Path) -> Any:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
     except ImportError as error:
-        raise KernelcastError(f"`engine` vllm needs vLLM 0.14 or newer: pip install vllm ({error})") from None
+        raise KernelcastError(f"vLLM {release} has not the parts that steps are timed with: {error}") from None
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
     always = ["--model", str(_written(model, folder)), "--load-format", "dummy", "--skip-tokenizer-init"]
@@ -80,7 +97,9 @@ class VllmEngine:
         self.max_num_batched_tokens = config.scheduler_config.max_num_batched_tokens
         self.max_model_len = config.model_config.max_model_len
         self.vocab = config.model_config.get_vocab_size()
-        self.kv_tokens = int(config.cache_config.num_gpu_blocks * config.cache_config.block_size)
+        # As vLLM's log counts them: layers of other sorts (windows, states) have blocks of their own
+        groups = len(getattr(getattr(core.scheduler, "kv_cache_config", None), "kv_cache_groups", ())) or 1
+        self.kv_tokens = int(config.cache_config.num_gpu_blocks // groups * config.cache_config.block_size)
         self.open: dict[int, TimedStep] = {}
         self.done: list[TimedStep] = []
         self._watch()

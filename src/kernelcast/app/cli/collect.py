@@ -42,7 +42,9 @@ def collect(question: CollectQuestion, json: Json = False) -> None:
         _measure_machine(question, seconds, json)
         return
     if question.engine is not None:
-        _measure_engine(question, seconds, json)
+        from kernelcast.app.cli.collect_engine import collect_engine
+
+        collect_engine(question, seconds, json)
         return
     if question.model or question.engine_args:
         raise KernelcastError("`model` and `engine_args` are of a serving engine: give `engine`, as in vllm")
@@ -119,34 +121,6 @@ def _measure(
     typer.echo(f"{rows:,} calls in {out} ({done.failed:,} could not run), {done.seconds:.0f} s")
     if left:
         typer.echo(f"{left:,} calls of the plan are left: run the same command again to continue")
-
-
-def _measure_engine(question: CollectQuestion, seconds: float | None, json: bool) -> None:
-    """Steps of a serving engine, written as they are measured."""
-    out, engine = question.out, question.engine
-    if engine != "vllm":
-        raise KernelcastError(
-            f"`engine` {engine!r}: steps of vllm can be measured; of others `replay` takes benchmarks"
-        )
-    if out is None or out.suffix != ".jsonl":
-        raise KernelcastError(f"steps are written as lines of JSON: give -o FILE.jsonl{f', not {out}' if out else ''}")
-    if question.model is None:
-        raise KernelcastError("which model shall the engine run? give `model`, as in llama-3.1-8b")
-    needs_cuda()
-    from kernelcast.collect.device import facts, identified
-    from kernelcast.collect.engine_steps import write_steps
-    from kernelcast.collect.vllm_engine import measured_engine
-
-    target = identified(question.gpu)
-    with progress_bar() as start:
-        report = start("steps")
-        began = partial(measured_engine, question.model, question.engine_args)
-        about = {"gpu": target.id, "model": question.model, "engine_args": question.engine_args, **facts()}
-        rows = write_steps(out, about, began, seconds, lambda text: report(0, 0, text))
-    if json:
-        print_json({"file": str(out), "steps": rows})
-    else:
-        typer.echo(f"{rows:,} steps in {out}; kernelcast replay {out} shows them beside their forecasts")
 
 
 def _measure_machine(question: CollectQuestion, seconds: float | None, json: bool) -> None:

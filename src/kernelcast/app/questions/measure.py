@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import Question, argument, option
 from kernelcast.errors import KernelcastError, unknown
 
 if TYPE_CHECKING:
+    from kernelcast.collect.step_plan import EngineLimits
     from kernelcast.diagnose.diagnose import Diagnosis
 
 # Token counts of the engines' own files; at run time the nearest counts.
 _TOKENS = "1,2,4,8,16,24,32,48,64,96,128,256,512,1024,1536,2048,3072,4096"
 _size = partial(option, minimum=1)
+_TYPICAL_CONTEXT = 4096  # of a sequence, which sizes a KV cache of layers with windows or states
+_ENGINE_ARGS: dict[str, tuple[Any, ...]] = {
+    "max_num_seqs": (int,), "max_num_batched_tokens": (int,), "max_model_len": (int,), "block_size": (int,),
+    "gpu_memory_utilization": (float,), "tp": (int, "--tensor-parallel-size", "-tp"),
+    "num_gpu_blocks_override": (int,), "kv_dtype": (str, "--kv-cache-dtype"), "dtype": (str, "--quantization", "-q"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +76,37 @@ class CollectQuestion(Question):
     specs: Annotated[bool, option(help="a minute of microbenchmarks of this GPU, for --gpu FILE.toml")] = False
     link: Annotated[bool, option(help="collectives over this machine's GPUs, for --fabric FILE.toml")] = False
     power: Annotated[bool, option(help="energy instead of time: calls of all sorts, idle, and both mixed")] = False
+
+    def engine_limits(self) -> EngineLimits:
+        """The limits that the engine of ``model`` would have on this GPU, by ``engine_args`` and its defaults."""
+        import numpy as np
+
+        from kernelcast.app.questions.simulate import ServiceParameters
+        from kernelcast.collect.step_plan import EngineLimits
+        from kernelcast.models import model as find_model
+        from kernelcast.serving.load import Load
+
+        architecture, given = find_model(str(self.model)), _engine_arguments(self.engine_args)
+        longest = given.pop("max_model_len", None) or architecture.max_context
+        tokens = min(longest, _TYPICAL_CONTEXT)
+        engine = ServiceParameters(gpu=self.gpu or "h200_sxm", stack=str(self.engine), **given)
+        settings = engine.service(architecture, Load(np.zeros(1), np.array([tokens]), np.array([1]))).pool.settings
+        return EngineLimits(settings.max_num_seqs, settings.max_num_batched_tokens, longest, settings.kv_tokens)
+
+
+def _engine_arguments(text: str) -> dict[str, Any]:
+    """Those arguments of `vllm serve` that decide which steps it can run; others are the engine's own affair."""
+    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
+    for name, (type_, *flags) in _ENGINE_ARGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", *flags, dest=name, type=type_)
+    try:
+        known, _ = parser.parse_known_args(shlex.split(text))
+    except (argparse.ArgumentError, ValueError) as error:
+        raise KernelcastError(f"`engine_args` {text!r}: {error}") from None
+    given = {name: value for name, value in vars(known).items() if value is not None}
+    if str(given.get("kv_dtype")).startswith("fp8"):
+        given["kv_dtype"] = "fp8"
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)
