@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from step_tables import PROFILED, STEPS, as_forecast, forecast, step, written
 
 import kernelcast as kc
 from kernelcast.app.questions.replay import ReplayQuestion, engine_service
+from kernelcast.collect.calibrate.run_files import read_input
 from kernelcast.diagnose.kernel_names import engine_part, is_launch, runs_on_gpu
 from kernelcast.diagnose.step_kernels import step_kernels
 from kernelcast.errors import KernelcastError
@@ -149,6 +151,13 @@ def test_a_slow_host_is_fitted_back(tmp_path: Path, tables: StepTimeTables) -> N
     fitted = calibrate_steps(forecasts)
     assert "host_factor" in fitted.fitted and fitted.host == pytest.approx(1.8, rel=0.05)
     assert fitted.error < 0.02 < fitted.error_before
+    server = tmp_path / "server.json"
+    write_overheads(server, fitted.stack, {"gpu": kc.gpu("h200_sxm").label}, fitted.host)
+    _, read_back = forecast(tmp_path / "steps.jsonl", server=server)
+    expected = forecasts.compared(fitted.stack, fitted.host)
+    for each, other in zip(read_back.compared(read_back.stack), expected, strict=True):
+        assert each.predicted_s == pytest.approx(other.predicted_s, rel=1e-6)
+        assert each.low_s == pytest.approx(other.low_s) and each.waits_s == pytest.approx(other.waits_s, abs=1e-9)
 
 
 def test_what_fits_is_kept(tmp_path: Path, tables: StepTimeTables) -> None:
@@ -287,6 +296,93 @@ def test_engines_that_are_not_known(tmp_path: Path, engine: dict[str, Any], said
     path = written(tmp_path / "steps.jsonl", **engine)
     with pytest.raises(KernelcastError, match=said):
         engine_service(read_steps(path), ReplayQuestion(bench=path), None, set())
+
+
+# ---- the commands ----
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def slower(tmp_path: Path, tables: StepTimeTables) -> Path:
+    """Steps a tenth longer than forecast."""
+    return as_forecast(tmp_path / "steps.jsonl", lambda each: 1.1 * each.predicted_s, tables).path
+
+
+def test_steps_as_text(run: Run, slower: Path) -> None:
+    code, out, err = run("replay", slower)
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 100
+    assert "steps.jsonl: 22 steps of vllm 0.22.1, CUDA graphs FULL_AND_PIECEWISE" in out
+    row = next(line.split() for line in out.splitlines() if line.startswith("64 x 1,050 + 128") and "behind" in line)
+    assert "-9.1%" in row and "yes" in row  # 1 / 1.1; a graph of 192 tokens
+    assert "prompts alone" in out and "KV cache, tokens" in out and "8 kernels by 1 launches" in out
+
+
+def test_steps_as_data(run: Run, slower: Path, tmp_path: Path) -> None:
+    found = json.loads(run("replay", slower, "--json", "--plot", tmp_path / "steps.png")[1])
+    assert (found["model"], found["gpu"], found["engine"]["release"]) == ("llama-3.1-8b", "NVIDIA H200", "0.22.1")
+    assert found["errors"]["all"]["mean"] == pytest.approx(1 - 1 / 1.1) and found["errors"]["mixed"]["steps"] == 12
+    assert found["kv_cache"]["measured_tokens"] == 800_000
+    assert found["kv_cache"]["error"] == pytest.approx(found["kv_cache"]["predicted_tokens"] / 800_000 - 1)
+    first = found["steps"][0]
+    assert first["measured_s"] == pytest.approx(1.1 * first["predicted_s"]) and first["graph"] is True
+    assert found["kernels"][0]["parts"]["gemm"]["measured_s"] == pytest.approx(1e-3)
+    assert (tmp_path / "steps.png").stat().st_size > 0
+
+
+def test_what_steps_teach_goes_into_simulate_and_replay(run: Run, slower: Path, tmp_path: Path) -> None:
+    server = tmp_path / "server.json"
+    code, out, err = run("replay", slower, "--calibrate", "-o", server)
+    assert (code, err) == (0, "") and "calibrated on 19 steps: 9.5% off before" in out and "x 1.100" in out
+    assert max(map(len, out.splitlines())) <= 100
+    about = json.loads(server.read_text())["about"]
+    assert (about["on"], about["steps_file"], about["release"]) == ("steps", "steps.jsonl", "0.22.1")
+    after = json.loads(run("replay", slower, "--server", server, "--json")[1])
+    assert after["errors"]["all"]["mean"] < 0.01 and after["errors"]["all"]["inside"] == 1.0
+    load = ("simulate", "llama-3.1-8b", "--gpu", "h200_sxm", "--max-concurrency", "1", "--num-prompts", "4", "--json")
+    usual, slow = (json.loads(run(*load, *more)[1]) for more in ((), ("--server", server)))
+    assert slow["mean_tpot_ms"] == pytest.approx(1.1 * usual["mean_tpot_ms"], rel=3e-3)  # one at a time: no queue
+
+
+def test_steps_calibrate_a_gpu(run: Run, slower: Path, tmp_path: Path) -> None:
+    runs = read_input(slower)
+    assert (runs.content, len(runs.records)) == ("runs", 10) and "12 steps that mix" in runs.left_out[0]
+    decode, prompt = runs.records[2], runs.records[-2]
+    assert decode.parameters["batch"] == 64 and decode.parameters["input_len"] == 1024
+    assert decode.parameters["stack"] == "vllm==0.22.1"
+    assert (prompt.parameters["batch"], prompt.parameters["input_len"]) == (4, 512)
+    code, _, err = run("calibrate", slower, "-o", tmp_path / "c.safetensors")
+    assert code == 0 and "10 measured runs" in err
+    after = json.loads(run("replay", slower, "--calibration", tmp_path / "c.safetensors", "--json")[1])
+    assert after["errors"]["decode"]["mean"] < 0.04 and after["errors"]["all"]["mean"] < 0.05
+
+
+def test_steps_without_graphs_do_not_calibrate_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(KernelcastError, match="ran without CUDA graphs"):
+        read_input(written(tmp_path / "steps.jsonl", cudagraph_mode="NONE"))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("steps.jsonl", ("--calibrate-on", "10"), "leave out --calibrate-on"),
+        ("steps.jsonl", ("-o", "x.json"), "give --calibrate too"),
+        ("steps.jsonl", ("--replicas", "2"), "leave out --replicas"),
+        ("steps.jsonl", ("--model", "lama"), "unknown model 'lama'"),
+        ("steps.progress.jsonl", (), "is of a run that was interrupted"),
+        ("torn.jsonl", (), "line 3 is not JSON"),
+        ("strange.jsonl", (), "steps of the engine 'orca'; known: vllm"),
+        ("empty.jsonl", (), "is not JSON: it is empty"),
+    ],
+)
+def test_refusals_are_one_line(run: Run, tmp_path: Path, name: str, arguments: tuple[str, ...], said: str) -> None:
+    path = written(tmp_path / name, engine="orca" if name == "strange.jsonl" else "vllm")
+    text = path.read_text()
+    if name == "torn.jsonl":
+        path.write_text(text[: text.index("\n", text.index("\n") + 1) + 20])
+    elif name == "empty.jsonl":
+        path.write_text("")
+    code, out, err = run("replay", path, *arguments)
+    assert code == 2 and out == "" and said in err and err.count("\n") == 1
 
 
 @pytest.mark.slow

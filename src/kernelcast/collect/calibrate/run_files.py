@@ -20,6 +20,7 @@ from kernelcast.models import model
 from kernelcast.models.precision import Precision
 from kernelcast.serving.bench import bench_format
 from kernelcast.serving.inference_perf import is_report
+from kernelcast.serving.step_table import FILE_TYPE, MeasuredStep, read_steps
 from kernelcast.stacks import stack
 
 # Parameters of a run, as `kernelcast infer` and `kernelcast trace` take them, and what each is
@@ -77,6 +78,8 @@ def read_input(path: Path) -> CalibrationInput:
         raise KernelcastError(
             f"{path}: a run is an object of JSON with its parameters, as in {{'model': 'llama-3.1-8b', …}}"
         )
+    if first.get("kind") == FILE_TYPE:
+        return _engine_steps(path)
     if "op" in first and path.suffix.lower() in ENDINGS:
         return CalibrationInput(path, "calls")
     if is_report(content) or bench_format(first) or all(name in first for name in _SERVED):
@@ -185,6 +188,40 @@ def _lengths(parameters: Mapping[str, Any], deployment: Deployment) -> tuple[tup
     count = counts.pop() if counts else 1
     inputs, outputs = (tuple(side) if isinstance(side, list) else count * (side,) for side in sides)
     return inputs, outputs
+
+
+# ---- steps of an engine ----
+
+
+def _engine_steps(path: Path) -> CalibrationInput:
+    """Steps that only decode, and prompts alone, as static batches. Steps that mix both are no batch of `infer`."""
+    table = read_steps(path)
+    if table.graph_mode == "NONE":
+        raise KernelcastError(
+            f"{path}: its engine ran without CUDA graphs, and `kernelcast infer` forecasts it with them: "
+            "`kernelcast replay --calibrate` fits such steps"
+        )
+    same = {"model": table.engine["model"], "gpu": table.engine["gpu"], "stack": table.stack,
+            "tp": table.count("tp") or 1}  # fmt: skip
+    formats = {"dtype": table.dtype(model(same["model"])), "kv_dtype": table.kv_dtype}
+    same |= {name: value for name, value in formats.items() if value is not None}
+    records = [_step_record(path, step, same) for step in table.steps if step.group != "mixed"]
+    if not records:
+        raise KernelcastError(
+            f"{path}: all its steps mix prompts and decodes: `kernelcast replay --calibrate` fits them"
+        )
+    left = len(table.steps) - len(records)
+    mixed = (f"{left} steps that mix prompts and decodes, which `kernelcast replay --calibrate` fits",) if left else ()
+    return CalibrationInput(path, "runs", tuple(records), mixed)
+
+
+def _step_record(path: Path, step: MeasuredStep, same: Mapping[str, Any]) -> RunRecord:
+    decodes = step.group == "decode"
+    # the one step of two tokens is decoded after the context, and the token of its prefill
+    sizes = {"batch": step.decodes, "input_len": round(step.context), "output_len": 2} if decodes else {
+        "batch": step.prompts, "input_len": step.prompt_tokens // step.prompts, "output_len": 1}  # fmt: skip
+    name = f"{path.name}: {step.text}"
+    return RunRecord("batch", name, {**same, **sizes}, {"tpot_s" if decodes else "prefill_s": step.step_s})
 
 
 # ---- whole models, as `kernelcast collect-models` keeps them ----
