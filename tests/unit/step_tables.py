@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,13 @@ def forecast(path: Path, tables: StepTimeTables | None = None, **given: Any) -> 
 
 def as_forecast(
     path: Path, longer: Callable[[StepComparison], float], tables: StepTimeTables, *,
-    stack: Mapping[str, Any] | None = None, host: float = 1.0, **engine: Any
+    stack: Mapping[str, Any] | None = None, host: float = 1.0, records: Sequence[dict[str, Any]] = STEPS, **engine: Any
 ) -> StepTable:  # fmt: skip
     """A file whose steps take ``longer`` of their forecast by an engine with some other overheads."""
-    _, forecasts = forecast(written(path, **engine), tables)
+    _, forecasts = forecast(written(path, records, **engine), tables)
     other = replace(forecasts.stack.with_host(host), **(stack or {}))
     steps = []
-    for each, record in zip(forecasts.compared(other, host), STEPS, strict=True):
+    for each, record in zip(forecasts.compared(other, host), records, strict=True):
         step_s = longer(each)
         steps.append({**record, "step_us": step_s * 1e6, "gpu_us": (step_s - each.waits_s) * 1e6})
     written(path, steps, **engine)

@@ -160,6 +160,20 @@ def test_a_slow_host_is_fitted_back(tmp_path: Path, tables: StepTimeTables) -> N
         assert each.low_s == pytest.approx(other.low_s) and each.waits_s == pytest.approx(other.waits_s, abs=1e-9)
 
 
+def test_many_mixed_steps_do_not_outvote_those_that_decode(tmp_path: Path, tables: StepTimeTables) -> None:
+    records = [each for each in STEPS for _ in range(8 if each["kind"] in ("first", "behind") else 1)]
+    as_forecast(
+        tmp_path / "steps.jsonl", lambda each: (1.2 if each.step.prompts else 1.03) * each.predicted_s, tables,
+        records=records,
+    )  # fmt: skip
+    service, forecasts = forecast(tmp_path / "steps.jsonl", tables)
+    fitted = calibrate_steps(forecasts)
+    before = replay_steps(service, forecasts)
+    after = before.calibrated(forecasts, fitted.stack, fitted.host)
+    assert after.groups["mixed"].mean < 0.5 * before.groups["mixed"].mean
+    assert after.groups["decode"].mean <= before.groups["decode"].mean + 1e-9  # 7 steps, and 96 with a prompt
+
+
 def test_what_fits_is_kept(tmp_path: Path, tables: StepTimeTables) -> None:
     noise = {each: 1 + 0.03 * (-1) ** at for at, each in enumerate(range(len(STEPS)))}
     rows = iter(noise.values())

@@ -1,12 +1,13 @@
 """Overheads of an engine, fitted to its steps, which were timed one by one.
 
-A step determines less than a benchmark: nothing of the front end. Sets of terms are tried, each with the ones before
-it: none; the factors of decode and prefill; the host times of every step; all of the host. Each is the least squares
-of the logarithms of predicted over measured times, with a penalty on the distance from the values before, which keeps
-what the steps do not constrain. Of the sets the one with the least error on compositions left out is taken: a group of
-steps is left out by the linear model around the fit (PRESS, Allen 1974: e = (I - H_gg)^-1 r_g). Steps of a prompt
-alone wait for a host that a server's steps do not wait for: they are compared and not fitted, unless there are no
-others.
+A step determines less than a benchmark: nothing of the front end. Sets of terms are tried: none; the factors of decode
+and prefill; with them the host times of every step; all of the host. Each is the least squares of the logarithms of
+predicted over measured times, with a penalty on the distance from the values before, which keeps what the steps do not
+constrain. Steps that only decode count as much as all that have a prompt beside them, of which a file has many more.
+Of the sets the one with the least error on compositions left out is taken, of those that make neither sort of step
+worse: all steps of a composition are left out by the linear model around the fit (PRESS, Allen 1974:
+e = (I - H_gg)^-1 r_g). Steps of a prompt alone wait for a host that a server's steps do not wait for: they are compared
+and not fitted, unless there are no others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kernelcast.stacks import Stack
 
 FACTORS, PER_STEP = ("decode_factor", "prompt_factor"), ("step_s", "sequence_s")
 FITTED = (*FACTORS, *PER_STEP, HOST_FACTOR)
-_SETS = ((), FACTORS, (*FACTORS, *PER_STEP), FITTED)
+_SETS = ((), FACTORS[:1], FACTORS[1:], (HOST_FACTOR,), FACTORS, (*FACTORS, *PER_STEP), FITTED)
 _HOST_SCALE = 0.4  # machines are up to twice as slow (``HOST_RANGE``), in logarithms
 _NOISE = 0.01  # no step is known better, as a share
 _ROUNDS, _GAIN, _APART = 12, 1e-6, 0.05  # of Gauss and Newton; the slopes' distance in scales
@@ -38,7 +39,7 @@ _OUTLIER = 3.0  # times the usual error, from which a step counts less
 @dataclass(frozen=True, eq=False)
 class CalibratedSteps:
     """An engine's fitted ``stack``; ``host``: the factor on its host times. Errors are root mean squares of logarithms
-    on compositions left out, of each set of terms."""
+    on compositions left out, by each set of terms."""
 
     stack: Stack
     before: Stack
@@ -69,14 +70,14 @@ def calibrate_steps(
     for at, terms in enumerate(_SETS):
         progress(at, len(_SETS))
         fits[terms] = problem.fit(terms)
-    errors = {terms: float(np.sqrt(np.mean(left_out**2))) for terms, (_, left_out) in fits.items()}
+    errors = {terms: problem.size(left_out) for terms, (_, left_out) in fits.items()}
     chosen: tuple[str, ...] = ()
-    for terms in _SETS:
-        if errors[terms] < _BETTER * errors[chosen] and problem.cost(fits[terms][0]) <= problem.cost(problem.start):
+    for terms, (_, left_out) in fits.items():
+        if errors[terms] < _BETTER * errors[chosen] and problem.none_worse(left_out, fits[()][1]):
             chosen = terms
     fit, left_out = fits[chosen]
     stack, host = problem.stack(fit)
-    spread = max(_LEAST_SPREAD, float(np.quantile(np.abs(left_out), _HELD)))
+    spread = max(_LEAST_SPREAD, problem.held(left_out))
     stack = replace(stack, spread=min(round(spread, 3), 0.99))
     return CalibratedSteps(stack, problem.before, host, chosen, len(problem.steps), errors)
 
@@ -90,6 +91,9 @@ class _Problem:
         self.steps: list[MeasuredStep] = [step for step in every if step.group != "prompts alone"] or list(every)
         self._measured = np.log([step.step_s for step in self.steps])
         keys = [(step.decodes, step.prompts, step.prompt_tokens) for step in self.steps]
+        groups = [step.group for step in self.steps]
+        self._sorts = [np.array([group == name for group in groups]) for name in dict.fromkeys(groups)]
+        self._shares = sum(rows * len(rows) / (len(self._sorts) * rows.sum()) for rows in self._sorts)
         self._groups = [np.flatnonzero([key == each for key in keys]) for each in dict.fromkeys(keys)]
         self.start = np.zeros(len(FITTED))
 
@@ -107,8 +111,20 @@ class _Problem:
         times = self.forecasts.on(*self.stack(at))
         return np.log([step_seconds(times, step) for step in self.steps]) - self._measured
 
-    def cost(self, at: Array) -> float:
-        return float(np.sqrt(np.mean(self.residuals(at) ** 2)))
+    def size(self, errors: Array) -> float:
+        """The root mean square, each sort of step as much as the other."""
+        return float(np.sqrt(np.mean(self._shares * errors**2)))
+
+    def none_worse(self, errors: Array, before: Array) -> bool:
+        """Whether no sort of step has larger errors than before, beyond what any step is known by."""
+        sizes = [(np.sqrt(np.mean(errors[rows] ** 2)), np.sqrt(np.mean(before[rows] ** 2))) for rows in self._sorts]
+        return all(size <= max(known, _NOISE) for size, known in sizes)
+
+    def held(self, errors: Array) -> float:
+        """What so large a share of the errors does not exceed."""
+        order = np.argsort(np.abs(errors))
+        shares = np.cumsum(self._shares[order]) / np.sum(self._shares)
+        return float(np.abs(errors)[order][np.searchsorted(shares, _HELD)])
 
     def fit(self, names: tuple[str, ...]) -> tuple[Array, Array]:
         """Where the terms fit best, and the residuals of each composition without its own steps."""
@@ -156,7 +172,7 @@ class _Problem:
         """Weights of the squares: noise is what most steps are off by; beyond that they count less (Huber)."""
         usual = max(_NOISE, 1.48 * float(np.median(np.abs(residuals - np.median(residuals)))))
         beyond = np.maximum(1.0, np.abs(residuals - np.median(residuals)) / (_OUTLIER * usual))
-        return np.asarray(1.0 / (usual**2 * beyond))
+        return np.asarray(self._shares / (usual**2 * beyond))
 
     def _left_out(self, here: Array, slopes: Array, weights: Array) -> Array:
         inverse, without = np.linalg.inv(_curvature(slopes, weights)), here.copy()
