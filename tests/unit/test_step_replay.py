@@ -62,6 +62,13 @@ def test_weights_are_in_the_format_that_ran(tmp_path: Path, model: str, engine: 
     assert service.pool.deployment.precision.weights == weights
 
 
+def test_what_is_forecast_in_another_way_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path / "steps.jsonl", cudagraph_mode="PIECEWISE", model="qwen3-30b-a3b", gpu="rtx_5090")
+    service, assumed = engine_service(read_steps(path), ReplayQuestion(bench=path), None, set())
+    assert "were in pieces" in assumed[0] and "leaves no memory for a KV cache" in assumed[1]  # 57 GiB of weights
+    assert service.pool.settings.kv_blocks == 50_000  # the engine's own
+
+
 @pytest.mark.parametrize(
     ("mode", "replays"),
     [  # a decode step of 64, a step of 64 and a prompt of 128

@@ -97,8 +97,8 @@ class VllmEngine:
         self.max_num_batched_tokens = config.scheduler_config.max_num_batched_tokens
         self.max_model_len = config.model_config.max_model_len
         self.vocab = config.model_config.get_vocab_size()
-        # As vLLM's log counts them: layers of other sorts (windows, states) have blocks of their own
-        groups = len(getattr(getattr(core.scheduler, "kv_cache_config", None), "kv_cache_groups", ())) or 1
+        # Groups of layers (whole attention, windows, states) take blocks of one pool, each its own for the same tokens
+        groups = getattr(core.scheduler.kv_cache_manager, "num_kv_cache_groups", 1)
         self.kv_tokens = int(config.cache_config.num_gpu_blocks // groups * config.cache_config.block_size)
         self.open: dict[int, TimedStep] = {}
         self.done: list[TimedStep] = []

@@ -131,10 +131,15 @@ def engine_service(
         if parameter not in given and isinstance(table.engine.get(key), type_):
             parameters[parameter] = table.engine[key]
     chosen, load = replace(question, **parameters), engine_load(table)
+    notes = (
+        ["decode steps replay whole CUDA graphs: the engine's were in pieces"]
+        if table.graph_mode == "PIECEWISE"
+        else []
+    )
     try:
-        return chosen.service(name, load), []
+        return chosen.service(name, load), notes
     except KernelcastError as error:
         if not table.count("kv_blocks") or "no memory for a KV" not in str(error):
             raise
         held = replace(chosen, num_gpu_blocks_override=table.count("kv_blocks"))
-        return held.service(name, load), [f"the engine's own KV cache, since by the forecast {error}"]
+        return held.service(name, load), [*notes, f"the engine's own KV cache, since by the forecast {error}"]
