@@ -257,3 +257,56 @@ def test_vllm_must_be_new_enough(monkeypatch: pytest.MonkeyPatch, release: str |
         return
     with pytest.raises(KernelcastError, match=said):
         installed_release()
+
+
+# ---- the command, on a machine with a GPU and vLLM that are not there ----
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def collect(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """`kernelcast collect --engine` of this engine; or of one that does not start."""
+    device = pytest.importorskip("kernelcast.collect.device")
+    monkeypatch.setattr("kernelcast.app.cli.collect.needs_cuda", lambda: None)
+    monkeypatch.setattr(device, "identified", lambda name: SimpleNamespace(id="h200_sxm"))
+    monkeypatch.setattr(device, "facts", lambda: {"device": "NVIDIA H200"})
+    monkeypatch.setattr(vllm_engine, "installed_release", lambda: "0.22.1")
+
+    def collected(engine: FakeEngine | Exception, *more: str) -> tuple[int, str, str]:
+        @contextmanager
+        def started(model: str, arguments: str) -> Iterator[tuple[FakeEngine, Mapping[str, Any]]]:
+            if isinstance(engine, Exception):
+                raise engine
+            yield engine, {**{name: value for name, value in ENGINE.items() if name not in ABOUT}, **LIMITS}
+
+        monkeypatch.setattr(vllm_engine, "measured_engine", started)
+        out = tmp_path / "runs" / "steps.jsonl"
+        return run("collect", "--engine", "vllm", "--model", "llama-3.1-8b", "-o", out, *more)
+
+    return collected
+
+
+def test_the_command_measures_a_file_that_replay_takes(collect: Run, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "steps.jsonl"
+    code, text, _ = collect(FakeEngine(), "--budget", "0.000000001s")
+    planned = len(planned_steps(FakeEngine()))
+    assert code == 0 and f"1 steps in {out}" in text and f"{planned - 1} steps of the plan are left" in text
+    code, text, _ = collect(FakeEngine(), "--json")
+    assert code == 0 and json.loads(text) == {"file": str(out), "steps": len(lines_of(out)) - 1, "left": 0}
+    assert json.loads(run("replay", out, "--json")[1])["engine"]["release"] == "0.22.1"
+
+
+def test_the_command_says_how_to_go_on(collect: Run, tmp_path: Path) -> None:
+    progress = tmp_path / "runs" / "steps.progress.jsonl"
+    code, out, err = collect(BrokenEngine(300, KeyboardInterrupt))
+    said = f"kernelcast: what was measured is in {progress}: run the same command again to go on with it"
+    assert code == 130 and out == "" and said in err and progress.exists()
+    code, out, err = collect(BrokenEngine(100))
+    assert code == 2 and out == "" and "RuntimeError: CUDA error" in err and f"is in {progress}" in err
+    code, out, err = collect(ValueError("no memory\nfor cache blocks"))
+    assert code == 2 and "error: the engine does not start: ValueError: no memory for cache blocks" in err
+    code, out, err = collect(FakeEngine(), "--engine-args=--max-num-seqs 8")
+    assert code == 2 and "has steps of engine_args '', not of '--max-num-seqs 8'" in err.replace(
+        "--engine-args", "engine_args"
+    )
+    assert collect(FakeEngine())[0] == 0 and not progress.exists()
