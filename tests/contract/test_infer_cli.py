@@ -95,7 +95,8 @@ def test_the_examples_in_help_run(run: Run) -> None:
         assert lines
         for line in lines:
             assert ok(run, *shlex.split(line)[1:])
-    assert all(name in ok(run, "infer", "--help") for name in stack_ids())
+    help_text = ok(run, "infer", "--help")
+    assert all(name in help_text for name in stack_ids() if "==" not in name)
 
 
 @pytest.mark.parametrize("engine", stack_ids())
@@ -215,7 +216,7 @@ def test_trace_is_a_chrome_trace_whose_events_sum_to_the_step(run: Run, tmp_path
     events = json.loads(path.read_text())["traceEvents"]
     kernels = [event for event in events if event["ph"] == "X"]
     decode = [part for part in found["breakdown"] if part["phase"] == "decode" and part["part"] != "host"]
-    assert max(event["ts"] + event["dur"] for event in kernels) == pytest.approx(1e6 * found["decode_s"], rel=1e-6)
+    assert max(event["ts"] + event["dur"] for event in kernels) == pytest.approx(1e6 * found["decode_s"], abs=1)
     for part in decode:
         own = sum(event["dur"] for event in kernels if event["cat"] == part["part"])
         assert own == pytest.approx(1e6 * part["time_s"], rel=1e-3, abs=0.1)
@@ -246,7 +247,7 @@ def test_a_trace_draws_the_time_that_is_told(run: Run, tmp_path: Path, cut: tupl
     arguments = [*LLAMA[:4], "--batch", "8", "--input-len", "512", "--output-len", "2", *cut]
     found = told(run, *arguments, "--trace", str(path))
     drawn = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
-    assert max(event["ts"] + event["dur"] for event in drawn) == pytest.approx(1e6 * found["decode_s"], rel=1e-6)
+    assert max(event["ts"] + event["dur"] for event in drawn) == pytest.approx(1e6 * found["decode_s"], abs=1)
 
 
 def test_plot_is_a_picture(run: Run, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def quiet() -> Stack:
     """vLLM with a host that takes no time."""
     engine = stack("vllm")
     nothing: dict[str, Any] = {f.name: 0.0 for f in fields(engine) if f.name.endswith("_s")}
-    return replace(engine, **nothing)
+    return replace(engine, **nothing, eager_ops=())
 
 
 def deployed(name: str = LLAMA, *, on: str = "h100_sxm", engine: Stack | None = None, dtype: str | None = None,

@@ -150,11 +150,12 @@ def test_a_measured_server_has_no_spread_of_whole_runs(monkeypatch: pytest.Monke
 def test_an_older_release_is_a_file_beside_the_newest() -> None:
     old, new = stack("vllm==0.5"), stack("vllm")
     assert (old.engine, old.release, old.kernels) == ("vllm", "0.5", new.kernels)
-    assert stack(f"vllm=={new.release}") is new
-    with pytest.raises(kc.KernelcastError, match=r"release of vLLM '0\.9'.*known: .*0\.5"):
-        stack("vllm==0.9")
+    assert stack(f"vllm=={new.release}") == new
+    assert stack("vllm==0.11") == replace(stack("vllm==0.8"), release="0.11")  # by the newest file that is not newer
+    with pytest.raises(kc.KernelcastError, match=r"release of vLLM '0\.4'.*known: .*0\.5"):
+        stack("vllm==0.4")
     load = Workload.equal(32, 256, 65)
-    place = Deployment(model("llama-3.1-8b"), kc.gpu("h100_sxm"), new)
+    place = Deployment(model("llama-3.1-8b"), kc.gpu("h100_sxm"), stack("vllm==0.14"))
     slower = infer(replace(place, stack=old), load).decode.value - infer(place, load).decode.value
-    each = old.step_s - new.step_s + 32 * (old.sequence_s - new.sequence_s)  # of a step, on the host
+    each = old.step_s - place.stack.step_s + 32 * (old.sequence_s - place.stack.sequence_s)  # of a step, on the host
     assert slower == pytest.approx(64 * each, rel=0.02)

@@ -94,7 +94,7 @@ def test_deepep_over_two_nodes_and_its_usual_kernels_in_other_formats() -> None:
     assert told(wide, "dtype") == [("bf16",), ("bf16",)]
 
 
-def test_alltoall_over_nvlink_and_nccl_beyond() -> None:
+def test_alltoall_over_nvlink_and_gathered_tokens_elsewhere() -> None:
     found = around(forward(place("alltoall"), DECODE))
     ops = ["alltoall_prepare", "alltoall_dispatch", "alltoall_combine"]
     assert told(found, "op", "dtype") == list(zip(ops, ("bf16", "fp8", "bf16"), strict=True))
@@ -102,8 +102,17 @@ def test_alltoall_over_nvlink_and_nccl_beyond() -> None:
     narrow = around(forward(place("alltoall", "deepseek-r1-nvfp4", "b200_sxm"), DECODE))
     assert told(narrow, "dtype") == [("bf16",), ("nvfp4",), ("bf16",)]
     beyond = around(forward(place("alltoall", dp=16, ep=16), DECODE))
-    assert beyond == around(forward(place("nccl", dp=16, ep=16), DECODE))
-    assert told(beyond, "op", "fabric") == 2 * [("all_to_all", "ib_ndr")]
+    assert beyond == around(forward(place("allgather", dp=16, ep=16), DECODE))
+    assert told(beyond, "op", "fabric") == [("all_gather", "ib_ndr"), ("reduce_scatter", "ib_ndr")]
+    pcie = around(forward(place("alltoall", "qwen3-30b-a3b", "rtx_pro_6000_server"), DECODE))
+    assert told(pcie, "op") == [("all_gather",), ("reduce_scatter",)]
+
+
+def test_tokens_are_gathered_as_the_engine_quantised_them() -> None:
+    """TensorRT-LLM quantises before it gathers: a byte a number in fp8, 3 tokens of 8 ranks; sums are in bf16."""
+    gathered = replace(stack("trtllm"), exchange="allgather")
+    found = around(forward(deployed("qwen3-30b-a3b", on="h100_sxm", engine=gathered, dtype="fp8", dp=8, ep=8), DECODE))
+    assert told([found[0], found[-1]], "op", "bytes") == [("all_gather", 24 * 2048), ("reduce_scatter", 24 * 2048 * 2)]
 
 
 def test_a_rack_of_gb200_is_one_domain() -> None:

@@ -57,18 +57,18 @@ def test_an_encoder_has_no_cache() -> None:
 
 
 def test_activations_are_of_the_widest_layer_or_the_logits() -> None:
-    # 1000 tokens x (4 x 4096 + 3 x 14336) x 2 bytes; 1000 rows of logits are 1000 x 128256 x (4 + 2)
+    # 1000 tokens x (4 x 4096 + 3 x 14336) x 2 bytes; 1000 rows of logits are 1000 x 128256 x 14
     place = deployed()
     assert memory(place, {}, 1000, 1)["activation"] == 1000 * (4 * 4096 + 3 * 14336) * 2
-    assert memory(place, {}, 1000, 1000)["activation"] == 1000 * 128256 * 6
+    assert memory(place, {}, 1000, 1000)["activation"] == 1000 * 128256 * 14
 
 
 def test_memory_holds_every_request_at_its_end() -> None:
     found = infer(deployed(), Workload((100, 300), (11, 51))).memory
     assert found["cache"] == (111 + 351) * 131_072
-    assert found["activation"] == max(400 * (4 * 4096 + 3 * 14336) * 2, 2 * 128256 * 6)
+    assert found["activation"] == max(400 * (4 * 4096 + 3 * 14336) * 2, 2 * 128256 * 14)
     assert found["stack"] == stack("vllm").reserved_bytes
-    assert found.available_bytes == stack("vllm").used_share * kc.gpu("h100_sxm").dram_bytes
+    assert found.available_bytes == stack("vllm").used_share * kc.gpu("h100_sxm").allocatable_bytes
     assert found.used_bytes + found.free_bytes == pytest.approx(found.available_bytes)
 
 
@@ -100,13 +100,14 @@ def test_the_refusal_says_by_how_much_and_what_fits(how: dict[str, Any], workloa
 
 def test_the_refusal_counts_every_use() -> None:
     # 1000 x (1024 + 128) tokens: weights 15.0 GiB, cache 1152 x 128 KiB x 1000 = 140.6, activations 1,024,000 tokens
-    # x 59392 numbers x 2 bytes = 113.3; in steps of 8192 tokens, as vLLM reads prompts, 0.9
+    # x 59392 numbers x 2 bytes = 113.3; in steps of 8192 tokens, as vLLM prefills, 0.9; logits of 1000
+    # sequences, 128256 x 14 bytes each, 1.7
     engine, gib = stack("vllm"), 2**30
-    assert "KV cache 140.6, activations 0.9" in refusal(deployed(), Workload.equal(1000, 1024, 128))
+    assert "KV cache 140.6, activations 1.7" in refusal(deployed(), Workload.equal(1000, 1024, 128))
     said = refusal(deployed(), Workload.equal(1000, 1024, 128, chunk=0))
     assert "weights 15.0, KV cache 140.6, activations 113.3" in said
     used = 8_030_261_248 * 2 + 1_152_000 * 131_072 + 1_024_000 * 59_392 * 2 + engine.reserved_bytes
-    missing = used - engine.used_share * kc.gpu("h100_sxm").dram_bytes
+    missing = used - engine.used_share * kc.gpu("h100_sxm").allocatable_bytes
     assert f"{missing / gib:.1f} GiB more than" in said
 
 
@@ -123,11 +124,11 @@ def test_a_request_too_long_for_memory_says_what_to_do() -> None:
 
 
 def test_the_largest_batch_of_a_small_model_is_found_at_once() -> None:
-    # each of half a million requests: 2 tokens x keys and values x 768 x 12 layers x 2 bytes of cache, and a row of
-    # 50272 logits x 6 bytes
+    # each of 225,000 requests: 2 tokens x keys and values x 768 x 12 layers x 2 bytes of cache, and a row of
+    # 50272 logits x 14 bytes
     place, engine = deployed("opt-125m", on="b200_sxm"), stack("vllm")
-    free = engine.used_share * place.gpu.dram_bytes - engine.reserved_bytes - weight_bytes(place)
-    assert largest_batch(place, Workload.equal(1, 1, 1)) == free // (2 * 2 * 768 * 12 * 2 + 50272 * 6) > 400_000
+    free = engine.used_share * place.gpu.allocatable_bytes - engine.reserved_bytes - weight_bytes(place)
+    assert largest_batch(place, Workload.equal(1, 1, 1)) == free // (2 * 2 * 768 * 12 * 2 + 50272 * 14) > 200_000
 
 
 # ---- refusals ----

@@ -124,9 +124,13 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
         slower_s = rounds * sum(float(x.count * slower(x.call, times[x.call].interval.value, times)) for x in launches)
         if engine.replays(mine.tokens, mine.sequences, decodes=phase == "decode"):
             host_s = sum(launch.count for launch in launches) * engine.gap_s
+            between = [launch for launch in launches if launch.scales_with == "lengths" and phase == "prefill"]
         else:
-            launching_s = sum(launch.count * engine.launching_s(launch.op) for launch in launches)
-            host_s = max(0.0, launching_s - span.value - slower_s)
+            host_s, between = 0.0, launches
+        launching_s = sum(launch.count * engine.launching_s(launch.op) for launch in between)
+        busy_s = launching_s + engine.overlapped_step_s * (not draft)
+        busy_s += engine.overlapped_sequence_s * mine.sequences * (not draft)
+        host_s = max(host_s, busy_s - span.value - slower_s)
         if not draft:
             host_s += engine.step_s if phase == "decode" else engine.prefill_s
             host_s += engine.sequence_s * mine.sequences

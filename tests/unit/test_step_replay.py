@@ -117,8 +117,7 @@ def test_steps_as_forecast_have_no_error(tmp_path: Path, tables: StepTimeTables)
 
 
 def test_the_host_is_the_part_that_the_gpu_waits(tmp_path: Path, tables: StepTimeTables) -> None:
-    as_forecast(tmp_path / "eager.jsonl", lambda each: each.predicted_s, tables, cudagraph_mode="NONE",
-                release="0.14.0")  # fmt: skip
+    as_forecast(tmp_path / "eager.jsonl", lambda each: each.predicted_s, tables, cudagraph_mode="NONE")
     service, forecasts = forecast(tmp_path / "eager.jsonl", tables)
     found = replay_steps(service, forecasts)
     first = found.steps[0]  # one sequence, launched kernel by kernel: longer than its kernels

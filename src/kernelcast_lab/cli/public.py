@@ -30,7 +30,7 @@ def public(
     fit: Annotated[
         bool,
         typer.Option("--fit", help="fit the spreads of whole answers on the development part, and write them to the"
-                     " installed package with the errors of this run"),
+                     " installed package with the errors of this run; with --source serving: those of servers"),
     ] = False,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="write the accuracy page of the installed package")
@@ -43,7 +43,7 @@ def public(
     """
     from kernelcast_lab.evaluate import public as scoreboard
     from kernelcast_lab.evaluate.public_report import write_page
-    from kernelcast_lab.evaluate.public_spreads import fit_spreads, kernels_alone, with_spreads
+    from kernelcast_lab.evaluate.public_spreads import fit_spreads, kernels_alone, merged, with_spreads
 
     if report is not None and not fit:
         say(f"{write_page(EndToEnd.read(), report)}")
@@ -54,8 +54,8 @@ def public(
     names = [name for text in source or () for name in scoreboard.GROUPS.get(text, (text,))]
     usual = scoreboard.FIT_SAMPLE if fit else scoreboard.SAMPLE
     count = None if whole else sample or usual
-    if fit and source:
-        raise KernelcastError("spreads are fitted on all sources: --fit goes without --source")
+    if fit and source and tuple(source) != ("serving",):
+        raise KernelcastError("spreads are fitted on all sources, or on those of servers: --fit --source serving")
     processes = workers or os.cpu_count() or 1
     if fit:
         with kernels_alone():
@@ -64,7 +64,8 @@ def public(
         scores = with_spreads(first, evidence)
         about = {"made": date.today().isoformat(), "command": "kernelcast evaluate public --fit",
                  "version": kernelcast.__version__}  # fmt: skip
-        replace(evidence, errors=scoreboard.figures(scores), about=about).write(FILE)
+        evidence = replace(evidence, errors=scoreboard.figures(scores), about=about)
+        (merged(EndToEnd.read(), evidence, names) if names else evidence).write(FILE)
         if report is not None:
             say(f"{write_page(EndToEnd.read(), report)}")
     else:

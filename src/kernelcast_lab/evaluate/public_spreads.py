@@ -84,6 +84,18 @@ def _spread(members: Sequence[ScoredCase], one_engine: bool) -> tuple[float, flo
     return fitted[0], fitted[1], fitted[2], fitted[3]
 
 
+def merged(known: EndToEnd, fitted: EndToEnd, sources: Sequence[str]) -> EndToEnd:
+    """``known`` with the runs and spreads of the workloads that ``fitted`` has, and its errors of ``sources``."""
+    workloads = {each.workload for each in fitted.spreads} | {run.workload for run in fitted.runs}
+    runs = {run: count for run, count in known.runs.items() if run.workload not in workloads}
+    kept = [each for each in known.spreads if each.workload not in workloads]
+    errors = {
+        name: [*(line for line in known.errors.get(name, ()) if line["source"] not in sources), *lines]
+        for name, lines in fitted.errors.items()
+    }
+    return EndToEnd({**runs, **fitted.runs}, (*kept, *fitted.spreads), errors, fitted.about)
+
+
 def with_spreads(scores: Iterable[SourceScores], evidence: EndToEnd) -> list[SourceScores]:
     """Scores of kernels alone, with the spreads of ``evidence``."""
     return [replace(each, scored=tuple(_with_spread(case, evidence) for case in each.scored)) for each in scores]

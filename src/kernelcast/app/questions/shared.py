@@ -79,7 +79,7 @@ WeightsFolder = Annotated[
 ]  # fmt: skip
 PowerCap = Annotated[float | None, option(metavar="WATTS", help="power limit of each GPU, below the board's")]
 StackName = Annotated[
-    str, option(metavar="NAME", help="vllm, sglang, trtllm, torch; a release: vllm==0.5", values=stack_names)
+    str, option(metavar="NAME", help="vllm, sglang, trtllm, torch; an older release: vllm==0.19", values=stack_names)
 ]
 InputLen = Annotated[
     int | None, option("", "--random-input-len", help="prompt tokens of each request", unless_given=INPUT_LEN)
