@@ -316,8 +316,8 @@ NAMES = (*SOURCES, *RUNS)
 GROUPS = {"training": ("training_llm", "mlperf_training", "simumax"), "kernels": ("aiter_gemm", "aiter_moe"),
           "live": ("vllm_h200", "torch_h200"),
           # All that have a workload of these: spreads are kept by workload, so that such a group can be fitted alone
-          "serving": ("static_batches", "trtllm_offline", "served", "pipeweave", "serving_points", "vllm_h100", "vllm_h200",
-                      "llmservingsim")}  # fmt: skip
+          "serving": ("static_batches", "trtllm_offline", "served", "pipeweave", "serving_points", "vllm_h100",
+                      "vllm_h200", "llmservingsim")}  # fmt: skip
 _SLOW = {"training_llm": 3}  # sources with questions that take long have so much smaller samples
 
 
