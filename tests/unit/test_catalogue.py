@@ -18,15 +18,15 @@ FILES = sorted(CATALOGUE.glob("*.toml"))
 IDS = tuple(p.stem for p in FILES if not p.stem.startswith("_"))
 BASES = tuple(p.stem for p in FILES if p.stem.startswith("_"))
 TOLERANCE = 0.02
-NO_TENSOR_CORES = {"p100_pcie", "p100_sxm", "p4"}
+NO_TENSOR_CORES = {"p100_pcie", "p100_sxm", "p4", "p40"}
 
 # id: the spellings that users and drivers print; each has to find that GPU
 REQUIRED: dict[str, tuple[str, ...]] = {
     "p100_pcie": ("p100", "Tesla P100-PCIE-16GB"),
     "p100_sxm": ("Tesla P100-SXM2-16GB",),
     "p4": ("Tesla P4",),
-    "v100_pcie": ("v100", "Tesla V100-PCIE-32GB"),
-    "v100_sxm": ("Tesla V100-SXM2-32GB",),
+    "v100_pcie": ("Tesla V100-PCIE-32GB",),
+    "v100_sxm": ("v100", "Tesla V100-SXM2-32GB"),
     "t4": ("Tesla T4",),
     "a2": ("NVIDIA A2",),
     "a10": ("NVIDIA A10",),
