@@ -20,6 +20,7 @@ MODELS = Path(__file__).parent / "configs"
 # Endings of tuned versions, which run the same layers
 _TUNED = re.compile(r"(-(instruct|chat|it|pt|base|hf|thinking))+$")
 
+
 def model(name_or_path: str | os.PathLike[str]) -> Architecture:
     """The architecture of a model by bundled id, Hugging Face id, path of a config.json (or its folder), cache, or by a
     name that says whose layers and which number format it has (``names.py``)."""
@@ -59,10 +60,11 @@ def _found(text: str) -> tuple[str, dict[str, Any]]:
     if found := _meaning(text):
         return text.strip() if found.ending else found.stem, _in_format(bundled(found.stem), found)
     names.refuse_other_routes(text)
-    raise _unknown_model(text)
+    raise unknown_model(text)
 
 
-def _unknown_model(text: str) -> KernelcastError:
+def unknown_model(text: str) -> KernelcastError:
+    """The error for a name that no model is known by."""
     near = [hub if "/" in text else stem for stem, hub in names.nearest_names(text, _spellings())]
     hint = f" (did you mean {', '.join(dict.fromkeys(near))}?)" if near else ""
     return KernelcastError(
@@ -100,6 +102,12 @@ def hub_name(name_or_path: str | os.PathLike[str]) -> str:
     if tuned is None or _TUNED.search(known.lower()):
         return known
     return known + "".join(f"-{part if len(part) < 3 else part.title()}" for part in tuned[0].split("-")[1:])
+
+
+def names_of(stem: str) -> tuple[str, ...]:
+    """What a bundled model is called, and other models that have its layers."""
+    config = bundled(stem)
+    return (stem, config["_id"], *config.get("_aliases", ()), *names.same_layers().get(stem, ()))
 
 
 @functools.cache

@@ -1,17 +1,18 @@
 """What a model's name means: which bundled config has its layers, and which number format its endings say.
 
-The part after "/" decides, so that mirrors and tuned versions are found; sizes and families are never guessed. The words
-are data: names.toml.
+The part after "/" decides, so that mirrors and tuned versions are found; sizes and families are never guessed. The
+words are data: names.toml.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import os
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kernelcast.toml_folder import read_toml
 FILE = Path(__file__).with_name("names.toml")
 _SEPARATORS = re.compile(r"[\s:\-]+")
 _DROPPED = re.compile(r"(?<!\d)-|-(?!\d)")  # dashes, but between digits
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([bm])(?![a-z])")
 Index = Mapping[str, tuple[str, str]]  # spellings (``key_of``) -> bundled id, Hugging Face id
 
 
@@ -45,13 +47,13 @@ def parts_of(name: str) -> tuple[str, str]:
 
 def key_of(tail: str) -> str:
     """A spelling without separators, but between digits: llama3.1-8b for Llama-3.1-8B, Llama 3.1 8B and llama3_1-8b."""
-    text = re.sub(r"(?<=\d)_(?=\d)", ".", tail).replace("_", "-")
+    text = re.sub(r"(?<![.\d])(\d)_(\d)(?!\d*[bm])", r"\1.\2", tail).replace("_", "-")
     for maker in _table()["makers"]:
         text = text.removeprefix(f"{maker}-")
     return _DROPPED.sub("", text)
 
 
-def without_tuned_words(tail: str) -> str:
+def without_tuned_parts(tail: str) -> str:
     """Without the words that tell tuned versions apart, wherever they stand."""
     return "-".join(word for word in tail.split("-") if word not in _table()["tuned"]) or tail
 
@@ -88,7 +90,7 @@ def meaning(name: str, index: Index) -> Meaning | None:
 
 
 def _lookup(tail: str, index: Index) -> tuple[str, str] | None:
-    return index.get(key_of(tail)) or index.get(key_of(without_tuned_words(tail)))
+    return index.get(key_of(tail)) or index.get(key_of(without_tuned_parts(tail)))
 
 
 def build_index(names: Iterable[tuple[str, str, str]]) -> Index:
@@ -98,7 +100,7 @@ def build_index(names: Iterable[tuple[str, str, str]]) -> Index:
     for name, stem, hub in names:
         tail = parts_of(name)[1]
         exact.setdefault(key_of(tail), (stem, hub))
-        folded.setdefault(key_of(without_tuned_words(tail)), (stem, hub))
+        folded.setdefault(key_of(without_tuned_parts(tail)), (stem, hub))
     return folded | exact
 
 
@@ -113,21 +115,26 @@ def refuse_other_routes(name: str) -> None:
 def nearest_names(name: str, index: Index, limit: int = 3) -> list[tuple[str, str]]:
     """The (bundled id, Hugging Face id) nearest to a name by its spelling, its family and its size; each model once."""
     organisation, tail = parts_of(name)
-    key = key_of(without_tuned_words(read_format(tail, organisation)[0]))
+    key = key_of(without_tuned_parts(read_format(tail, organisation)[0]))
 
     def score(other: str) -> float:
         alike = difflib.SequenceMatcher(None, key, other).ratio()
-        family = len(os.path.commonprefix([key, other])) / max(len(key), 1)
-        return (alike + family + 0.3 * bool(sizes(key) & sizes(other))) if alike > 0.55 else 0.0
-
-    def sizes(text: str) -> set[str]:
-        return set(re.findall(r"\d+(?:\.\d+)?[bm](?![a-z])", text))
+        begin = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(key, other, strict=False)))
+        family = begin / max(len(key), 1)
+        return alike + family + 0.3 * _like_size(key, other) if alike > 0.55 else 0.0
 
     scores = {other: score(other) for other in index}
     near: dict[str, str] = {}
     for other in sorted((other for other in scores if scores[other] > 0.8), key=lambda other: -scores[other]):
         near.setdefault(*index[other])
     return list(near.items())[:limit]
+
+
+def _like_size(first: str, second: str) -> float:
+    """1 for names with the same size in them (8b), 0 for one of half or twice as many parameters, or none."""
+    sizes = [_SIZE.search(text) for text in (first, second)]
+    counts = [float(size[1]) * {"b": 1e9, "m": 1e6}[size[2]] if size else 0.0 for size in sizes]
+    return max(0.0, 1 - abs(math.log2(counts[0] / counts[1]))) if all(counts) else 0.0
 
 
 @functools.cache
