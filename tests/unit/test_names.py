@@ -169,6 +169,9 @@ nvidia/Llama-3.3-70B-Instruct-FP4 | llama-3.3-70b-nvfp4 | nvfp4, KV cache fp8
 nvidia/Llama-3.1-8B-Instruct-NVFP4 | llama-3.1-8b | nvfp4, KV cache fp8
 RedHatAI/Qwen3-32B-NVFP4 | qwen3-32b | nvfp4
 RedHatAI/Mistral-Small-3.2-24B-Instruct-2506-NVFP4 | mistral-small-3.2-24b | nvfp4
+meta-llama/Llama-3.1-405B-Instruct-FP8 | llama-3.1-405b | bf16, mlp fp8
+meta-llama/Meta-Llama-3.1-405B-FP8 | llama-3.1-405b | bf16, mlp fp8
+llama 3 8b fp8 | llama-3-8b | fp8
 amd/Llama-3.1-70B-Instruct-FP8-KV | llama-3.1-70b | fp8, KV cache fp8
 RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8 | llama-3.1-8b | int8
 RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w4a16 | llama-3.1-70b | int4

@@ -64,12 +64,12 @@ def same_layers() -> Mapping[str, list[str]]:
     return table
 
 
-def read_format(tail: str, organisation: str) -> tuple[str, str, Mapping[str, Any]]:
+def read_format(tail: str, organisation: str, in_id: bool = True) -> tuple[str, str, Mapping[str, Any]]:
     """A name without the ending that says a number format, the ending, and the quantization_config that it means; the
-    name, "" and {} where it says none."""
+    name, "" and {} where it says none. ``in_id``: whether the id names the organisation."""
     for entry in _table()["formats"]:
         match = re.search(rf"[-_.]({entry['ending']})$", tail)
-        if match and organisation in entry.get("organisations", (organisation,)):
+        if match and organisation in entry.get("organisations", (organisation,)) and (in_id or not entry.get("in_id")):
             unread = {"quant_method": entry.get("unknown") or match[1]}  # for the message
             return tail[: match.start()], match[1], entry.get("quantization_config", unread)
     return tail, "", {}
@@ -85,7 +85,7 @@ def meaning(name: str, index: Index) -> Meaning | None:
     if found is None:
         return None
     if not organisation:  # then as the maker of the model ships this format
-        config = read_format(tail, parts_of(found[1])[0])[2]
+        config = read_format(tail, parts_of(found[1])[0], in_id=False)[2]
     return Meaning(*found, ending, config)
 
 
