@@ -172,6 +172,7 @@ RedHatAI/Mistral-Small-3.2-24B-Instruct-2506-NVFP4 | mistral-small-3.2-24b | nvf
 meta-llama/Llama-3.1-405B-Instruct-FP8 | llama-3.1-405b | bf16, mlp fp8
 meta-llama/Meta-Llama-3.1-405B-FP8 | llama-3.1-405b | bf16, mlp fp8
 llama 3 8b fp8 | llama-3-8b | fp8
+nvidia/DeepSeek-R1-0528-FP4 | deepseek-r1-nvfp4 | bf16, mlp nvfp4, experts nvfp4
 amd/Llama-3.1-70B-Instruct-FP8-KV | llama-3.1-70b | fp8, KV cache fp8
 RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8 | llama-3.1-8b | int8
 RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w4a16 | llama-3.1-70b | int4
@@ -386,6 +387,15 @@ def test_a_model_that_is_not_certain_is_refused(name: str, words: str) -> None:
     assert len(str(caught.value)) < 300  # a short list, not every name
 
 
+@pytest.mark.parametrize(
+    "name", ["", " ", "/", "a/", "-fp8", "9" * 5000 + "xH100", "h100 " + "9" * 5000 + "gb", "a" * 20_000]
+)
+def test_an_odd_name_is_refused_in_one_line(name: str) -> None:
+    for find in (model, gpu):
+        with pytest.raises(KernelcastError):
+            find(name)
+
+
 @pytest.mark.parametrize(("name", "gpu_id"), rows(GPUS))
 def test_a_gpu_is_found(name: str, gpu_id: str) -> None:
     assert gpu(name).id == gpu_id
@@ -429,6 +439,8 @@ def test_no_spelling_means_two_models() -> None:
     [
         ("llama3.1:8b", "meta-llama/Llama-3.1-8B"),
         ("qwq-32b", "Qwen/QwQ-32B"),
+        ("qwen2.5 coder 32b instruct", "Qwen/Qwen2.5-Coder-32B-Instruct"),
+        ("/nowhere/at-all", "/nowhere/at-all"),
         ("unsloth/Qwen3-14B", "unsloth/Qwen3-14B"),
         ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct-AWQ"),
     ],

@@ -13,11 +13,12 @@ from kernelcast.toml_folder import read_toml
 _NOT_FORECAST = Path(__file__).with_name("not_forecast.toml")
 _SAY_NOTHING = ("nvidia", "tesla", "amd", "instinct", "geforce", "gpu", "graphics", "card")
 _COUNT = (
-    re.compile(r"(?P<count>\d+) ?[x×*] ?(?P<name>[a-z].*|\d{4}.*)"),
-    re.compile(r"(?P<name>.+?)[ :]?[x×*:] ?(?P<count>\d+)"),
+    re.compile(r"(?P<count>\d{1,4}) ?[x×*] ?(?P<name>[a-z].*|\d{4}.*)"),
+    re.compile(r"(?P<name>.+?)[ :]?[x×*:] ?(?P<count>\d{1,4})"),
 )
-_MEMORY = re.compile(r"\b(\d+) ?(?:gib|gb|g)\b")
+_MEMORY = re.compile(r"\b(\d{1,4}) ?(?:gib|gb|g)\b")
 _MEMORY_TYPE = re.compile(r"\b(hbm\d?e?|gddr\dx?|oam)\b")
+_LONGEST = 60  # characters of a name that are compared with others
 _TOLERANCE = 0.06  # 80 GB is 80e9 bytes to one and 80 GiB to another
 
 
@@ -68,7 +69,7 @@ def unknown_gpu(name: str, spellings: Mapping[str, str]) -> KernelcastError:
     for group in read_toml(_NOT_FORECAST)["group"]:
         if re.search(group["names"], text):
             return KernelcastError(f"{name!r} is {group['why']}")
-    key = normalised(name)
+    key = normalised(name)[:_LONGEST]
     alike = {each: difflib.SequenceMatcher(None, key, each).ratio() for each in spellings if _same_series(key, each)}
     near = sorted((each for each in alike if alike[each] >= 0.6), key=lambda each: (-alike[each], each))
     ids = list(dict.fromkeys(spellings[each] for each in near))[:3]

@@ -52,7 +52,7 @@ def _found(text: str) -> tuple[str, dict[str, Any]]:
     if stem is not None:
         return stem, bundled(stem)
     path = Path(text).expanduser()
-    if path.exists() or path.suffix == ".json" or text.startswith((".", "/", "~")):
+    if _exists(path) or path.suffix == ".json" or text.startswith((".", "/", "~")):
         return _at_path(path)
     cached = _cached_config(text)
     if cached is not None:
@@ -90,15 +90,14 @@ def hub_name(name_or_path: str | os.PathLike[str]) -> str:
     """The name that an engine loads: a Hugging Face id where known, else the name or folder as given."""
     text = os.fspath(name_or_path)
     stem = _stem(text)
-    if stem is None:
-        path = Path(text).expanduser()
-        found = None if path.exists() or "/" in text else _meaning(text)
-        known = found.hub if found and not found.ending else ""
-        return str(path.parent) if path.is_file() else known if "/" in known else text
-    if "/" in text:
+    path = Path(text).expanduser()
+    if stem is None and _exists(path):
+        return str(path.parent) if path.is_file() else text
+    found = None if stem or "/" in text else _meaning(text)
+    known = str(bundled(stem)["_id"]) if stem else found.hub if found and not found.ending else ""
+    if "/" in text or "/" not in known:
         return text
-    known = str(bundled(stem)["_id"])
-    tuned = _TUNED.search(text.strip().lower())
+    tuned = _TUNED.search(names.parts_of(text)[1])
     if tuned is None or _TUNED.search(known.lower()):
         return known
     return known + "".join(f"-{part if len(part) < 3 else part.title()}" for part in tuned[0].split("-")[1:])
@@ -163,6 +162,13 @@ def _spellings() -> names.Index:
     return names.build_index(known)
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # longer than a file's name can be
+        return False
+
+
 def _at_path(path: Path) -> tuple[str, dict[str, Any]]:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -190,9 +196,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _hub_cache() -> Path:
     """Where huggingface_hub keeps its files, by the same variables that it reads."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    for hub in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if hub in os.environ:
+            return Path(os.environ[hub]).expanduser()
+    home = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
     return Path(home).expanduser() / "hub"
 
 

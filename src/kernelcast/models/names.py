@@ -22,6 +22,7 @@ from kernelcast.toml_folder import read_toml
 FILE = Path(__file__).with_name("names.toml")
 _SEPARATORS = re.compile(r"[\s:\-]+")
 _DROPPED = re.compile(r"(?<!\d)-|-(?!\d)")  # dashes, but between digits
+_LONGEST = 100  # characters of a name that are compared with others
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([bm])(?![a-z])")
 Index = Mapping[str, tuple[str, str]]  # spellings (``key_of``) -> bundled id, Hugging Face id
 
@@ -115,7 +116,7 @@ def refuse_other_routes(name: str) -> None:
 def nearest_names(name: str, index: Index, limit: int = 3) -> list[tuple[str, str]]:
     """The (bundled id, Hugging Face id) nearest to a name by its spelling, its family and its size; each model once."""
     organisation, tail = parts_of(name)
-    key = key_of(without_tuned_parts(read_format(tail, organisation)[0]))
+    key = key_of(without_tuned_parts(read_format(tail[:_LONGEST], organisation)[0]))
 
     def score(other: str) -> float:
         alike = difflib.SequenceMatcher(None, key, other).ratio()
