@@ -37,7 +37,7 @@ def test_one_gpu(client: TestClient, run: Any) -> None:
     _, out, _ = run("gpu", "h200_sxm", "--json")
     assert got(client, "gpus/h200_sxm") == json.loads(out)
     missing = client.get("/api/v1/gpus/h2000")
-    assert missing.status_code == 404 and "did you mean h200_sxm, gh200, h20?" in problem_of(missing)
+    assert missing.status_code == 404 and "did you mean gh200, h20, h200_sxm?" in problem_of(missing)
 
 
 def test_models_are_those_of_the_command_line(client: TestClient, run: Any) -> None:

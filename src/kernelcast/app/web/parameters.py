@@ -18,7 +18,7 @@ from kernelcast.app.questions.parameters import CommandParameter, command_parame
 from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware import gpu_ids, unknown_gpu
+from kernelcast.hardware import gpu_ids
 from kernelcast.ops import REGISTRY
 
 QUESTIONS: Mapping[str, Any] = {
@@ -115,7 +115,7 @@ def _price(value: str) -> str:
     """GPU=USD: the GPU by its id."""
     name, equals, _ = value.partition("=")
     if equals and name.strip() not in GPU_IDS:
-        raise unknown_gpu(name.strip()[:TEXT_CHARS])
+        raise unknown("gpu", name.strip()[:TEXT_CHARS], GPU_IDS)
     return value
 
 

@@ -20,7 +20,7 @@ from kernelcast.app.web.parameters import GPU_IDS, OPS, choice, text
 from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem, documented
 from kernelcast.diagnose.metrics import WIDTH_BITS
-from kernelcast.hardware import unknown_gpu
+from kernelcast.errors import unknown
 
 PREFIX = "/api/v1"
 GpuOrNone: Any = choice("gpu", GPU_IDS, empty=True)
@@ -180,7 +180,7 @@ def add_lists(router: APIRouter, service: GetService, limits: Limits) -> None:
                 responses={200: shape, **documented(404), **errors})  # fmt: skip
     async def one_gpu(gpu_id: Annotated[str, Path(examples=["h200_sxm"], max_length=200)]) -> Response:
         if gpu_id not in GPU_IDS:
-            raise Problem(404, str(unknown_gpu(gpu_id)))
+            raise Problem(404, str(unknown("gpu", gpu_id, GPU_IDS)))
         return await service().answer("gpu", {"gpu_id": gpu_id}, lists=True)
 
     @router.get("/evidence/published", summary="Errors of whole answers on published results and live runs",
