@@ -11,7 +11,7 @@ from kernelcast.app.questions.evidence import all_entries
 from kernelcast.app.report.kernel import doc_text
 from kernelcast.app.report.lists import derived_peaks, op_fields, summed_evidence
 from kernelcast.hardware import fabrics, gpu, gpu_ids
-from kernelcast.models import model, model_ids
+from kernelcast.models import hub_name, model, model_ids
 from kernelcast.ops import REGISTRY
 from kernelcast.stacks import stack, stack_ids
 
@@ -169,18 +169,18 @@ def _flag(name: str, value: Any) -> str:
 
 def models() -> str:
     found = [(name, model(name)) for name in model_ids()]
-    head = ("model", "parameters", "active", "layers", "hidden", "vocabulary", "context")
+    head = ("model", "Hugging Face id", "parameters", "active", "layers", "hidden", "vocabulary", "context")
     rows = [
-        (f"`{name}`", f"{one.parameters.total / 1e9:,.2f} B", f"{one.active_parameters.total / 1e9:,.2f} B",
-         one.layer_count, one.hidden,
-         one.vocab, one.max_context)
+        (f"`{name}`", hub_name(name), f"{one.parameters.total / 1e9:,.2f} B",
+         f"{one.active_parameters.total / 1e9:,.2f} B", one.layer_count, one.hidden, one.vocab, one.max_context)
         for name, one in found
     ]  # fmt: skip
     return (
         f"# Models\n\n{MADE}\n{len(rows)} checkpoints, each the public config.json of its model. Any other config.json "
-        "of their types works by its path: `kernelcast infer path/to/config.json`. [Whole models](../infer.md) has how "
+        "of their types works by its path: `kernelcast infer path/to/config.json`. Fine-tunes, mirrors and quantised "
+        "versions are found by [name](../infer.md#names). [Whole models](../infer.md) has how "
         "one is forecast, [frontier models](../frontier.md) the newest kinds; any other network can be "
-        "[traced](../trace.md).\n\n" + table(head, rows, right=head[1:])
+        "[traced](../trace.md).\n\n" + table(head, rows, right=head[2:])
     )
 
 

@@ -6,6 +6,9 @@ import difflib
 import warnings
 from collections.abc import Collection, Iterable
 
+SHOWN = 12  # names in an error
+LISTED_BY = {"gpu": "kernelcast gpus", "model": "kernelcast models", "op": "kernelcast ops"}
+
 
 class KernelcastError(ValueError):
     """Base of every error that kernelcast raises for its input; the CLI prints it and exits 2."""
@@ -19,11 +22,16 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     return f" (did you mean {', '.join(folded[h] for h in hits)}?)" if hits else ""
 
 
-def unknown(what: str, name: object, known: Iterable[str]) -> KernelcastError:
-    """'unknown gpu 'h2000' (did you mean …?); known: a, b, c' with a long list truncated."""
+def unknown(what: str, name: object, known: Iterable[str], meant: Collection[str] = ()) -> KernelcastError:
+    """'unknown stack 'vlm' (did you mean …?); known: a, b, c'; of a long list a few, or the command that lists it.
+    ``meant``: what the name stands for elsewhere, ahead of those that are spelt alike."""
     names = sorted(known)
-    hint = nearest(str(name), names)
-    shown = ", ".join(names) if len(names) <= 12 or not hint else f"{len(names)} names"
+    hint = f" (did you mean {', '.join(meant)}?)" if meant else nearest(str(name), names)
+    if what in LISTED_BY and len(names) > SHOWN:
+        return KernelcastError(f"unknown {what} {name!r}{hint}; `{LISTED_BY[what]}` lists {len(names)}")
+    shown = ", ".join(names) if len(names) <= SHOWN else f"{len(names)} names"
+    if len(names) > SHOWN and not hint:
+        shown = f"{', '.join(names[:SHOWN])} and {len(names) - SHOWN} more"
     return KernelcastError(f"unknown {what} {name!r}{hint}; known: {shown}")
 
 

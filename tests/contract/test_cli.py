@@ -202,6 +202,12 @@ def test_kernel_without_an_op_lists_them(run: Run) -> None:
     ("arguments", "said"),
     [
         (["kernel", "gemmm"], ["unknown op 'gemmm'", "did you mean gemm"]),
+        (["kernel", "matmul"], ["unknown op 'matmul' (did you mean gemm, bmm?); `kernelcast ops` lists "]),
+        (["kernel", "swiglu"], ["did you mean silu_mul?"]),
+        (["kernel", "zzz"], ["unknown op 'zzz'; `kernelcast ops` lists "]),
+        (changed(GEMM, "--gpu", "3050"), ["did you mean rtx_3060", "kernelcast collect --specs", "docs/new-gpu.md"]),
+        (["infer", "qwen3-9b", "--gpu", "8xH100"], ["unknown model 'qwen3-9b' (did you mean qwen3-8b"]),
+        (["infer", "qwen3-8b", "--gpu", "8xH100"], ["is 8 GPUs: name one, h100_sxm", "--tp, --pp and --dp"]),
         (changed(GEMM, "--gpu", "h2000"), ["unknown gpu 'h2000'", "h200_sxm"]),
         ([*GEMM, "--dtype", "fp9"], ["unknown dtype 'fp9'", "did you mean fp8"]),
         ([*GEMM, "--dtyp", "fp8"], ["unknown option '--dtyp'", "did you mean --dtype"]),
@@ -247,6 +253,15 @@ def test_gpus_lists_the_catalogue_oldest_first(run: Run) -> None:
     text = ok(run, "gpus")
     assert all(gpu_id in text for gpu_id in gpu_ids())
     assert re.search(r"^h100_sxm .* hopper +132 +80 3\.35 +989 +989 +1979 +450 +700$", text, re.MULTILINE)
+
+
+def test_a_pattern_filters_the_gpus_by_all_of_their_names(run: Run) -> None:
+    forties = {entry["id"] for entry in strict(ok(run, "gpus", "RTX 40", "--json"))}
+    assert {"rtx_4060", "rtx_4070_ti_super", "rtx_4090"} <= forties
+    assert all(gpu_id.startswith("rtx_40") for gpu_id in forties)
+    assert "h200_nvl" in ok(run, "gpus", "hopper")
+    assert [entry["id"] for entry in strict(ok(run, "gpus", "spark", "--json"))] == ["gb10"]
+    assert "unknown gpu 'zzz'" in refused(run, "gpus", "zzz")
 
 
 def test_gpu_shows_every_field_with_its_source(run: Run) -> None:

@@ -131,3 +131,13 @@ def test_a_model_tells_what_it_rests_on(run: Run) -> None:
     assert found["calls"] > 10_000 and 0 < found["error"] < 0.1 and found["kinds"][0]["share"] > 0.3
     assert sum(found["support"].values()) == pytest.approx(1)
     assert "evidence   " in told(run, *asked)
+
+
+def test_an_empty_answer_says_why(run: Run) -> None:
+    out = told(run, "evidence", "--gpu", "4090")
+    assert "nothing was measured on NVIDIA GeForce RTX 4090" in out
+    assert "l40s" in out  # of its compute capability
+    found = json.loads(told(run, "evidence", "--gpu", "h200_sxm", "--op", "conv2d", "--stack", "trtllm", "--json"))
+    assert found["kinds"] == 0
+    assert "without op" in found["reason"]
+    assert "reason" not in json.loads(told(run, "evidence", "--gpu", "h200_sxm", "--op", "gemm", "--json"))

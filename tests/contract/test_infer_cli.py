@@ -165,13 +165,22 @@ def test_models_lists_what_is_bundled(run: Run) -> None:
     found = told(run, "models")
     assert set(found) == set(model_ids())
     assert found["llama-3.1-8b"] == {
+        "id": "meta-llama/Llama-3.1-8B", "format": "bf16",
         "parameters": 8_030_261_248, "active_parameters": 8_030_261_248, "layers": 32, "hidden": 4096,
         "vocab": 128256, "max_context": 131_072,
     }  # fmt: skip
     assert found["qwen3-30b-a3b"]["active_parameters"] == model("qwen3-30b-a3b").active_parameters.total
     out = ok(run, "models")
     assert all(re.search(rf"^ {re.escape(name)} ", out, re.MULTILINE) for name in model_ids())
-    assert re.search(r"^ llama-3\.1-8b +8\.03 B +8\.03 B +32 +4,096 +131,072", out, re.MULTILINE)
+    assert re.search(r"^ llama-3\.1-8b +meta-llama/Llama-3\.1-8B +8\.03 B +bf16", out, re.MULTILINE)
+
+
+def test_a_pattern_filters_the_models_by_all_of_their_names(run: Run) -> None:
+    assert set(told(run, "models", "qwen3 30b")) == {name for name in model_ids() if name.startswith("qwen3-30b")}
+    assert re.search(r"^ qwen2\.5-32b +Qwen/QwQ-32B +32\.76 B +bf16", ok(run, "models", "QwQ"), re.MULTILINE)
+    assert set(told(run, "models", "*coder*480b")) == {"qwen3-coder-480b-a35b"}
+    assert told(run, "models", "qwen3-32b-nvfp4")["qwen3-32b-nvfp4"]["format"] == "nvfp4, KV cache fp8"
+    assert "unknown model 'falcon-40b'" in refused(run, "models", "falcon-40b")
 
 
 # ---- files ----

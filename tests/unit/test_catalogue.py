@@ -18,15 +18,15 @@ FILES = sorted(CATALOGUE.glob("*.toml"))
 IDS = tuple(p.stem for p in FILES if not p.stem.startswith("_"))
 BASES = tuple(p.stem for p in FILES if p.stem.startswith("_"))
 TOLERANCE = 0.02
-NO_TENSOR_CORES = {"p100_pcie", "p100_sxm", "p4"}
+NO_TENSOR_CORES = {"p100_pcie", "p100_sxm", "p4", "p40"}
 
 # id: the spellings that users and drivers print; each has to find that GPU
 REQUIRED: dict[str, tuple[str, ...]] = {
     "p100_pcie": ("p100", "Tesla P100-PCIE-16GB"),
     "p100_sxm": ("Tesla P100-SXM2-16GB",),
     "p4": ("Tesla P4",),
-    "v100_pcie": ("v100", "Tesla V100-PCIE-32GB"),
-    "v100_sxm": ("Tesla V100-SXM2-32GB",),
+    "v100_pcie": ("Tesla V100-PCIE-32GB",),
+    "v100_sxm": ("v100", "Tesla V100-SXM2-32GB"),
     "t4": ("Tesla T4",),
     "a2": ("NVIDIA A2",),
     "a10": ("NVIDIA A10",),
@@ -63,6 +63,18 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "rtx_pro_6000_workstation": ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",),
     "rtx_5090": ("NVIDIA GeForce RTX 5090",),
     "rtx_5080": ("NVIDIA GeForce RTX 5080",),
+    "v100_sxm_16gb": ("Tesla V100-SXM2-16GB",),
+    "v100_pcie_16gb": ("Tesla V100-PCIE-16GB",),
+    "p40": ("Tesla P40",),
+    "rtx_2080_ti": ("NVIDIA GeForce RTX 2080 Ti",),
+    "rtx_3060": ("NVIDIA GeForce RTX 3060",),
+    "rtx_4070_ti_super": ("NVIDIA GeForce RTX 4070 Ti SUPER",),
+    "rtx_5060_ti_16gb": ("NVIDIA GeForce RTX 5060 Ti",),
+    "gb10": ("NVIDIA GB10",),
+    "b100_sxm": ("NVIDIA B100",),
+    "mi300a": ("AMD Instinct MI300A",),
+    "mi308x": ("AMD Instinct MI308X",),
+    "mi350x": ("AMD Instinct MI350X",),
     "mi100": ("AMD Instinct MI100",),
     "mi210": ("AMD Instinct MI210",),
     "mi250": ("AMD Instinct MI250",),
@@ -279,6 +291,13 @@ def test_cards_of_one_chip_differ_in_tensor_rate() -> None:
     for geforce, professional in (("rtx_4090", "rtx_6000_ada"), ("rtx_5090", "rtx_pro_6000_workstation")):
         half, full = loaded(geforce), loaded(professional)
         assert 2 * half.tensor_flops_per_clk_sm["bf16"] == full.tensor_flops_per_clk_sm["bf16"]
+
+
+def test_pascal_cards_multiply_fp16_in_fp32() -> None:
+    """Their half2 instructions run at 1/64 of the rate, and no library uses them for products."""
+    for gpu_id in ("p4", "p40"):
+        found = loaded(gpu_id)
+        assert found.fma_flops_per_s("fp16") == found.fma_flops_per_s("fp32")
 
 
 def test_packages_of_two_devices() -> None:

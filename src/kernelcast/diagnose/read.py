@@ -20,7 +20,7 @@ from kernelcast.diagnose.chrome_events import parse_trace, short_name
 from kernelcast.diagnose.measured import MeasuredCall, MeasuredKernel, Profile, parse_sizes
 from kernelcast.diagnose.ncu import has_ncu_header, ncu_profile
 from kernelcast.diagnose.profiler_trace import gpu_name, profile_of
-from kernelcast.errors import KernelcastError, unknown
+from kernelcast.errors import KernelcastError
 from kernelcast.files import ENDINGS, csv_header, open_table, opened_parquet
 from kernelcast.forecast.calls import ROTATIONS, Call, Launch, columns_of
 from kernelcast.forecast.predict_table import add_too_fast
@@ -94,7 +94,7 @@ def _named_gpu(path: Path, name: str, max_bytes: int | None) -> Gpu:
     if not name:
         raise KernelcastError(f"which GPU? {path} does not say; give `gpu`, as in h200_sxm")
     if max_bytes is not None and name.endswith(_GPU_FILE):
-        raise unknown("gpu", name, hardware.gpu_ids())
+        raise hardware.unknown_gpu(name)
     return hardware.gpu(name)
 
 

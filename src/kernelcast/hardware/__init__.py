@@ -2,7 +2,7 @@
 
 from kernelcast.hardware.fabric import Fabric, fabric, fabric_type, fabrics
 from kernelcast.hardware.gpu import Gpu
-from kernelcast.hardware.load import changed, gpu, gpu_ids, load_gpu, origin_of, parse_gpu, root_of
+from kernelcast.hardware.load import changed, gpu, gpu_ids, load_gpu, origin_of, parse_gpu, root_of, unknown_gpu
 
 __all__ = [
     "Fabric",
@@ -17,4 +17,5 @@ __all__ = [
     "origin_of",
     "parse_gpu",
     "root_of",
+    "unknown_gpu",
 ]

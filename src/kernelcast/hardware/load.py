@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware import names
 from kernelcast.hardware.fabric import ENDING, fabric_type
 from kernelcast.hardware.gpu import IDENTITY, INTEGERS, NUMBERS, RATE_TABLES, Gpu
+from kernelcast.hardware.names import find, normalised
 from kernelcast.toml_folder import parse_toml, read_toml
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -79,10 +81,21 @@ def _find(name: str) -> Gpu:
         return load_gpu(Path(name))
     if name in gpu_ids():  # the usual case opens no other file
         return _catalogued(name)
-    gpu_id = _names().get(_normalised(name))
+    spellings = _names()
+    gpu_id = spellings.get(normalised(name)) or find(name, spellings, _memory())
     if gpu_id is None:
-        raise unknown("gpu", name, gpu_ids())
+        raise unknown_gpu(name)
     return _catalogued(gpu_id)
+
+
+def unknown_gpu(name: str) -> KernelcastError:
+    """The error for a name that is no GPU's."""
+    return names.unknown_gpu(name, _names())
+
+
+@functools.cache
+def _memory() -> dict[str, int]:
+    return {gpu_id: _catalogued(gpu_id).dram_bytes for gpu_id in gpu_ids()}
 
 
 @functools.cache
@@ -93,18 +106,12 @@ def _catalogued(gpu_id: str) -> Gpu:
 @functools.cache
 def _names() -> dict[str, str]:
     """Every accepted spelling, normalised, to its id. The catalogue test checks that no two GPUs share one."""
-    names: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for gpu_id in gpu_ids():
         raw = read_toml(CATALOGUE / f"{gpu_id}.toml")
         for spelling in (gpu_id, raw.get("name", gpu_id), *raw.get("aliases", ())):
-            names.setdefault(_normalised(spelling), gpu_id)
-    return names
-
-
-def _normalised(name: str) -> str:
-    """'NVIDIA H200' and 'h200' alike: lower case, no vendor names, no punctuation."""
-    parts = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
-    return "".join(w for w in parts if w not in ("nvidia", "tesla", "amd", "instinct", "geforce"))
+            spellings.setdefault(normalised(spelling), gpu_id)
+    return spellings
 
 
 def load_gpu(path: Path) -> Gpu:

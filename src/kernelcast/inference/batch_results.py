@@ -129,7 +129,7 @@ class BatchResults:
 
     def _refusals(self) -> Iterator[tuple[int, KernelcastError]]:
         model, requests = self.deployment.model, self.requests
-        encoder, fits = model.kind == "encoder", self.memory.fits
+        encoder, fits = not model.generates, self.memory.fits
         outputs, longest = (
             requests.most(requests.outputs),
             requests.most(requests.inputs + (0 if encoder else requests.outputs)),

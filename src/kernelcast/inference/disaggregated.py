@@ -115,7 +115,7 @@ class DisaggregatedDeployment:
 
     def __post_init__(self) -> None:
         ends = self.prefill.deployment, self.decode.deployment
-        if ends[0].model.kind == "encoder":
+        if not ends[0].model.generates:
             raise KernelcastError(f"{ends[0].model.name} is an encoder: it does not decode")
         if ends[0].model.name != ends[1].model.name:
             raise KernelcastError(f"both pools serve one model, not {ends[0].model.name} and {ends[1].model.name}")

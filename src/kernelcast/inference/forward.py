@@ -60,7 +60,7 @@ def _launches(ctx: PassContext, in_order: bool) -> Iterator[Launch]:
         yield from _head(ctx)
     elif model.vision_encoder is not None:
         yield from _projector(ctx, model.vision_encoder)
-    else:  # BERT's pooler, replicated on every GPU
+    elif model.head == "pooler":  # BERT's, replicated on every GPU
         yield ctx.gemm("head", 1, ctx.sizes.rows, model.hidden, model.hidden)
         yield from ctx.elementwise("head", "tanh", rows=ctx.sizes.rows, cols=model.hidden)
 

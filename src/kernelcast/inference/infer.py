@@ -148,7 +148,7 @@ class Inference(Renamed, HtmlRepr):
     @property
     def counted_tokens(self) -> int:
         """Tokens that joules and dollars are divided by: output tokens; of an encoder, input tokens."""
-        return sum(self.workload.inputs) if self.deployment.model.kind == "encoder" else self.output_tokens
+        return self.output_tokens if self.deployment.model.generates else sum(self.workload.inputs)
 
     @property
     def tokens_per_s(self) -> float:

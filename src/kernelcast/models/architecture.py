@@ -99,6 +99,11 @@ class Architecture:
     unread: tuple[str, ...] = ()  # fields of the config that hint at layers that are not modelled
 
     @property
+    def generates(self) -> bool:
+        """Whether it makes tokens: an encoder does not, nor does an embedding model, which has no head."""
+        return self.kind == "decoder" and self.head == "lm"
+
+    @property
     def layer_count(self) -> int:
         return sum(run.count for run in self.layers)
 
@@ -156,7 +161,8 @@ class Architecture:
         if self.head == "pooler":
             head = self.hidden * self.hidden + self.hidden
         else:
-            head = 0 if self.tied_embeddings else self.vocab * self.hidden
+            shared = self.tied_embeddings or (self.head == "none" and self.vision_encoder is None)
+            head = 0 if shared else self.vocab * self.hidden
         return Parameters(embedding=rows * self.hidden, norms=norms, head=head)
 
     @cached_property

@@ -9,63 +9,104 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kernelcast.errors import KernelcastError, unknown
+from kernelcast.errors import KernelcastError
+from kernelcast.models import names
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.config import parse
+from kernelcast.models.names import Meaning
 
 MODELS = Path(__file__).parent / "configs"
 
-# Tuned versions of a model run the same layers. Names that mean other weights in memory (-FP8, -NVFP4, -AWQ) are
-# not here: they need their config (for some, a bundled one with a ``_base``).
+# Endings of tuned versions, which run the same layers
 _TUNED = re.compile(r"(-(instruct|chat|it|pt|base|hf|thinking))+$")
 
 
 def model(name_or_path: str | os.PathLike[str]) -> Architecture:
-    """The architecture of a model by bundled id, Hugging Face id, path of a config.json (or its folder), or cache."""
-    name, file = _locate(os.fspath(name_or_path))
-    return _bundled(file.stem) if file.parent == MODELS else parse(_load(file), name=name)
+    """The architecture of a model by bundled id, Hugging Face id, path of a config.json (or its folder), cache, or by a
+    name that says whose layers and which number format it has (``names.py``)."""
+    text = os.fspath(name_or_path)
+    stem = _stem(text)
+    if stem is not None:
+        return _bundled(stem)
+    name, config = _found(text)
+    return parse(config, name=name)
 
 
 def bundled(stem: str) -> dict[str, Any]:
     """The file of a bundled id, merged with its ``_base``; keys of this package begin with ``_``."""
-    return _load(MODELS / f"{stem}.json")
+    own = _read(MODELS / f"{stem}.json")
+    if "_base" not in own:
+        return own
+    return {**{key: value for key, value in bundled(own["_base"]).items() if key != "_aliases"}, **own}
 
 
 def config(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """The name and the config.json of a model, looked up as in ``model``; without this package's keys (``_id``)."""
-    name, file = _locate(os.fspath(name_or_path))
-    return name, {key: value for key, value in _load(file).items() if not key.startswith("_")}
+    name, config = _found(os.fspath(name_or_path))
+    return name, {key: value for key, value in config.items() if not key.startswith("_")}
 
 
-def _locate(text: str) -> tuple[str, Path]:
-    """A model's name and its file."""
+def _found(text: str) -> tuple[str, dict[str, Any]]:
+    """A model's name and its config."""
     stem = _stem(text)
     if stem is not None:
-        return stem, MODELS / f"{stem}.json"
+        return stem, bundled(stem)
     path = Path(text).expanduser()
-    if path.exists() or path.suffix == ".json" or text.startswith((".", "/", "~")):
+    if _exists(path) or path.suffix == ".json" or text.startswith((".", "/", "~")):
         return _at_path(path)
     cached = _cached_config(text)
     if cached is not None:
-        return text, cached
-    names = [bundled(stem)["_id"] for stem in model_ids()] if "/" in text else model_ids()
-    raise KernelcastError(f"{unknown('model', text, names)}; or give the path of the model's config.json")
+        return text, _checkpoint(cached)
+    if found := _meaning(text):
+        return text.strip() if found.ending else found.stem, _in_format(bundled(found.stem), found)
+    names.refuse_other_routes(text)
+    raise unknown_model(text)
+
+
+def unknown_model(text: str) -> KernelcastError:
+    """The error for a name that no model is known by."""
+    near = [hub if "/" in text else stem for stem, hub in names.nearest_names(text, _spellings())]
+    hint = f" (did you mean {', '.join(dict.fromkeys(near))}?)" if near else ""
+    return KernelcastError(
+        f"unknown model {text!r}{hint}; `kernelcast models` lists {len(model_ids())}; or give the path of the model's "
+        "config.json"
+    )
+
+
+def _meaning(text: str) -> Meaning | None:
+    return names.meaning(text, _spellings())
+
+
+def _in_format(config: dict[str, Any], found: Meaning) -> dict[str, Any]:
+    """A bundled config in the number format that a name says; that of the checkpoint itself, where it is that one."""
+    own = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config") or {}
+    if not found.ending or own.get("quant_method") == found.ending:
+        return config
+    rest = {key: value for key, value in config.items() if key != "expert_dtype"}
+    return {**rest, "quantization_config": dict(found.quantization) or None}
 
 
 def hub_name(name_or_path: str | os.PathLike[str]) -> str:
     """The name that an engine loads: a Hugging Face id where known, else the name or folder as given."""
     text = os.fspath(name_or_path)
     stem = _stem(text)
-    if stem is None:
-        path = Path(text).expanduser()
+    path = Path(text).expanduser()
+    if stem is None and _exists(path):
         return str(path.parent) if path.is_file() else text
-    if "/" in text:
+    found = None if stem or "/" in text else _meaning(text)
+    known = str(bundled(stem)["_id"]) if stem else found.hub if found and not found.ending else ""
+    if "/" in text or "/" not in known:
         return text
-    known = str(bundled(stem)["_id"])
-    tuned = _TUNED.search(text.strip().lower())
+    tuned = _TUNED.search(names.parts_of(text)[1])
     if tuned is None or _TUNED.search(known.lower()):
         return known
     return known + "".join(f"-{part if len(part) < 3 else part.title()}" for part in tuned[0].split("-")[1:])
+
+
+def names_of(stem: str) -> tuple[str, ...]:
+    """What a bundled model is called, and other models that have its layers."""
+    config = bundled(stem)
+    return (stem, config["_id"], *config.get("_aliases", ()), *names.same_layers().get(stem, ()))
 
 
 @functools.cache
@@ -94,10 +135,8 @@ def _stem(text: str) -> str | None:
 
 @functools.cache
 def _index() -> dict[str, str]:
-    """Other spellings -> bundled id: the Hugging Face id with and without its organisation, and aliases.
-
-    A Hugging Face id of another organisation is not taken for the original: its files may differ.
-    """
+    """Names of the bundled models themselves -> bundled id: the Hugging Face id with and without its organisation, and
+    aliases. They come before a file in the Hugging Face cache."""
     exact: dict[str, str] = {}
     tuned: dict[str, str] = {}
     for stem in model_ids():
@@ -109,20 +148,40 @@ def _index() -> dict[str, str]:
     return tuned | exact
 
 
-def _at_path(path: Path) -> tuple[str, Path]:
+@functools.cache
+def _spellings() -> names.Index:
+    """Spellings of the bundled models and of those with the same layers; not of bundled files that only say a format,
+    as its ending says it too."""
+    known: list[tuple[str, str, str]] = []
+    for stem in model_ids():
+        own = _read(MODELS / f"{stem}.json")
+        if "_base" not in own or "quantization_config" not in own:
+            known += [(name, stem, name if "/" in name else own["_id"])
+                      for name in (stem, own["_id"], *own.get("_aliases", ()))]  # fmt: skip
+    known += [(name, stem, name) for stem, others in names.same_layers().items() for name in others]
+    return names.build_index(known)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # longer than a file's name can be
+        return False
+
+
+def _at_path(path: Path) -> tuple[str, dict[str, Any]]:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise KernelcastError(f"no config.json at {str(path)!r}; give a config.json or a folder that holds one")
-    return file.parent.resolve().name if file.name == "config.json" else file.stem, file
+    return file.parent.resolve().name if file.name == "config.json" else file.stem, _checkpoint(file)
 
 
-def _load(file: Path) -> dict[str, Any]:
-    """A config; a bundled one may name another as its ``_base`` and say only what differs: its names, its formats."""
-    config = _read(file)
-    if file.parent != MODELS or "_base" not in config:
+def _checkpoint(file: Path) -> dict[str, Any]:
+    """A config.json; older exports of Model-Optimizer say the formats in a file beside it."""
+    config, beside = _read(file), file.with_name("hf_quant_config.json")
+    if "quantization_config" in config or file.name != "config.json" or not beside.is_file():
         return config
-    base = _load(MODELS / f"{config['_base']}.json")
-    return {**{key: value for key, value in base.items() if key != "_aliases"}, **config}
+    return {**config, "quantization_config": {"quant_method": "modelopt", **_read(beside).get("quantization", {})}}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -137,9 +196,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _hub_cache() -> Path:
     """Where huggingface_hub keeps its files, by the same variables that it reads."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    for hub in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if hub in os.environ:
+            return Path(os.environ[hub]).expanduser()
+    home = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
     return Path(home).expanduser() / "hub"
 
 

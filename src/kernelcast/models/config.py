@@ -19,9 +19,11 @@ WITH_TEXT_CONFIG = {
     "llama4": "llama4_text", "minimax_m3_vl": "minimax_m3_vl_text", "mistral3": "mistral", "qwen2_5_vl": "qwen2",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
 }  # fmt: skip
+ROBERTA = ("roberta", "xlm-roberta")  # BERT with other positions
 SAME_AS = {"kimi_k2": "deepseek_v3"}  # the same layers under another name
 SUPPORTED = tuple(sorted({*FAMILIES, *WITH_TEXT_CONFIG, *SAME_AS}))
 
+_BARE = re.compile(r"(?!.*Head).*Model")  # classes without a head; not GPT2LMHeadModel
 # parts of a field's name that hint at other layers
 _HINTS = re.compile(r"moe|expert|lora|conv|ssm|index|window|compress|hyper|latent|sparse")
 # fields with such names that change no kernel: of training, of tokens, of how a router's scores are scaled
@@ -41,8 +43,10 @@ def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
     f = _fields(config, name)
     family = FAMILIES[f.model_type]
     _check_variant(f)
-    bert, norms, layers = f.model_type == "bert", family.layer_norms(f), family.layers(f)
-    max_context = f.count("max_position_embeddings", "n_positions", "model_max_length")
+    bert, norms, layers = family.architecture == "encoder", family.layer_norms(f), family.layers(f)
+    positions = f.count("max_position_embeddings", "n_positions", "model_max_length")
+    # RoBERTa's positions begin after pad_token_id, 1; its files count the rows before them too
+    max_context = positions - 2 if f.model_type in ROBERTA else positions
     mtp_layers, mtp_module = family.mtp(f, layers)
     stored = config.get("quantization_config", f.value("quantization_config"))
     return Architecture(
@@ -56,9 +60,9 @@ def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
         max_context=max_context,
         final_norm=None if bert else norms.op,
         embedding_norm=norms.op if bert else None,
-        learned_positions=0 if family.position_offset is None else max_context + family.position_offset,
+        learned_positions=0 if family.position_offset is None else positions + family.position_offset,
         token_types=f.count("type_vocab_size") if bert else 0,
-        head="pooler" if bert else "lm",
+        head="pooler" if bert else "none" if _headless(config) else "lm",
         quantization=quantization(f, stored) if stored is not None else None,
         norm_shift=norms.shift,
         residual=family.residual(f) if family.residual else None,
@@ -132,6 +136,12 @@ def _unread(f: Fields) -> tuple[str, ...]:
     return tuple(key for key, value in f.config.items() if key not in f.read and key[:1] != "_" and _hints(key, value))
 
 
+def _headless(config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint is of the class without a head (Qwen3Model, MistralModel): an embedding model."""
+    classes = config.get("architectures")
+    return isinstance(classes, list) and bool(classes) and all(_BARE.fullmatch(str(name)) for name in classes)
+
+
 def _check_variant(f: Fields) -> None:
     """Refuse switches that change the layers in ways not modelled here."""
     layer_count(f)
@@ -143,5 +153,5 @@ def _check_variant(f: Fields) -> None:
         for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
             if not f.flag(key):
                 raise f.refuse(f"{key!r} is false; only true is supported")
-    if f.model_type == "bert" and f.config.get("is_decoder"):
+    if f.model_type in ("bert", *ROBERTA) and f.config.get("is_decoder"):
         raise f.refuse("'is_decoder' is true; BERT is supported as an encoder only")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
 from kernelcast.ops.dtypes import DTYPES, DType
+from kernelcast.ops.op_names import unknown_op
 from kernelcast.ops.work import Array, Works
 
 MAX_SIZE = 2**31 - 1  # kernels index with 32 bits
@@ -440,7 +441,7 @@ def parameters_of(kernel: type[Kernel]) -> Mapping[str, Parameter]:
 
 def kernel_class(op: str) -> type[Kernel]:
     if op not in REGISTRY:
-        raise unknown("op", op, REGISTRY)
+        raise unknown_op(op, REGISTRY)
     return REGISTRY[op]
 
 

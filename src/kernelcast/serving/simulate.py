@@ -333,7 +333,7 @@ def check(service: Service, load: Load) -> None:
 
 def _check_pool(pool: EnginePool, load: Load) -> None:
     model, settings = pool.deployment.model, pool.settings
-    if model.kind == "encoder":
+    if not model.generates:
         raise KernelcastError(f"{model.name} is an encoder: it generates no tokens, and serving it is not simulated")
     if load.longest > model.max_context:
         raise KernelcastError(

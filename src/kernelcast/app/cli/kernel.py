@@ -19,6 +19,7 @@ from kernelcast.app.report.kernel import doc_text, prediction_fields, print_pred
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import REGISTRY, Kernel, parameters_of
 from kernelcast.ops.base import Parameter
+from kernelcast.ops.op_names import unknown_op
 
 EXAMPLE_GPU = "h200_sxm"
 EXAMPLE_WIDTH = 70
@@ -36,6 +37,11 @@ class OpGroup(CommandGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         op = cmd_name if cmd_name in REGISTRY else cmd_name.replace("-", "_")
         return op_command(REGISTRY[op]) if op in REGISTRY else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise unknown_op(args[0], REGISTRY)
+        return super().resolve_command(ctx, args)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
@@ -11,19 +14,23 @@ from kernelcast.app.questions.evidence import EvidenceQuestion, all_entries
 from kernelcast.app.questions.parameters import argument
 from kernelcast.app.questions.shared import Changes, Json, gpu_names, resolve_gpu
 from kernelcast.app.report.json import print_json, to_json
+from kernelcast.errors import KernelcastError
 from kernelcast.forecast.learned import WEIGHTS
 from kernelcast.hardware import gpu as find_gpu
-from kernelcast.hardware import gpu_ids
+from kernelcast.hardware import gpu_ids, unknown_gpu
 from kernelcast.ops import REGISTRY
 
+Pattern = Annotated[
+    str | None, argument("PATTERN", "only those with this in one of their names; * and ? as in a shell")
+]
 GpuId = Annotated[str, argument("ID", "an id or name from `kernelcast gpus`, or a TOML file", values=gpu_names)]
 
 
 def register(app: typer.Typer) -> None:
-    add_command(app, gpus, "kernelcast gpus --json")
+    add_command(app, gpus, "kernelcast gpus", "kernelcast gpus blackwell", "kernelcast gpus 'rtx 40' --json")
     add_command(app, gpu, "kernelcast gpu h200_sxm", "kernelcast gpu h200_sxm --set dram_bytes_per_s=7e12")
     add_command(app, ops, "kernelcast ops --json")
-    add_command(app, models, "kernelcast models --json")
+    add_command(app, models, "kernelcast models", "kernelcast models qwen3", "kernelcast models coder --json")
     add_command(
         app, evidence,
         "kernelcast evidence",
@@ -34,11 +41,15 @@ def register(app: typer.Typer) -> None:
     )  # fmt: skip
 
 
-def gpus(json: Json = False) -> None:
+def gpus(pattern: Pattern = None, json: Json = False) -> None:
     """List the GPUs of the catalogue."""
     from kernelcast.app.report.lists import architecture_age, gpu_summary, print_gpus
 
     catalogue = sorted(map(find_gpu, gpu_ids()), key=architecture_age)
+    if pattern:
+        names = {each.id: (each.id, each.name, each.architecture, *each.aliases) for each in catalogue}
+        fitting = matching(names, pattern, unknown_gpu)
+        catalogue = [each for each in catalogue if each.id in fitting]
     if json:
         print(to_json([gpu_summary(gpu) for gpu in catalogue]))
     else:
@@ -67,16 +78,36 @@ def ops(json: Json = False) -> None:
         print_ops(kernels)
 
 
-def models(json: Json = False) -> None:
+def models(pattern: Pattern = None, json: Json = False) -> None:
     """List the bundled models."""
     from kernelcast.app.report.lists import model_fields, print_models
-    from kernelcast.models import model, model_ids
+    from kernelcast.models import hub_name, model, model_ids
+    from kernelcast.models.catalogue import names_of, unknown_model
 
-    catalogue = {name: model(name) for name in model_ids()}
+    hub_names = {name: hub_name(name) for name in model_ids()}
+    if pattern:  # a model that shares the layers by its own id
+        fitting = matching({name: names_of(name) for name in model_ids()}, pattern, unknown_model)
+        hub_names = {name: spelling if "/" in spelling else hub_names[name] for name, spelling in fitting.items()}
+    catalogue = {name: model(name) for name in hub_names}
     if json:
         print_json({name: model_fields(architecture) for name, architecture in catalogue.items()})
     else:
-        print_models(catalogue)
+        print_models(catalogue, hub_names)
+
+
+def matching(
+    names: Mapping[str, Iterable[str]], pattern: str, unknown: Callable[[str], KernelcastError]
+) -> dict[str, str]:
+    """Those with a name that has the pattern in it, whatever the case and the separators; and the first such name."""
+    sought = f"*{_folded(pattern)}*"
+    found = {each: [one for one in spellings if fnmatchcase(_folded(one), sought)] for each, spellings in names.items()}
+    if not any(found.values()):
+        raise unknown(pattern)
+    return {each: spellings[0] for each, spellings in found.items() if spellings}
+
+
+def _folded(text: str) -> str:
+    return re.sub(r"[\s_-]+", "", text.lower())
 
 
 def evidence(question: EvidenceQuestion, json: Json = False) -> None:
@@ -106,6 +137,9 @@ def evidence(question: EvidenceQuestion, json: Json = False) -> None:
         else:
             lists.print_runs(lines)
     elif json:
-        print(to_json(lists.evidence_fields(entries, question.by or "kind")))
-    else:
+        reason = {} if entries else {"reason": question.why_none()}
+        print(to_json({**lists.evidence_fields(entries, question.by or "kind"), **reason}))
+    elif entries:
         lists.print_evidence(entries, question.group(entries))
+    else:
+        lists.print_no_evidence(question.why_none())

@@ -14,8 +14,9 @@ from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.forecast.end_to_end import ERRORS_BY, FILE, EndToEnd, end_to_end
 from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.forecast.learned import WEIGHTS, load
+from kernelcast.hardware import Gpu, gpu_ids
 from kernelcast.hardware import gpu as named_gpu
-from kernelcast.ops import REGISTRY
+from kernelcast.ops import kernel_class
 
 GROUPS = ("kind", "op", "gpu", "stack")
 _MOST_LINES = 40
@@ -56,6 +57,18 @@ class EvidenceQuestion(Question):
         refuse_unknown("`by`", [self.by] if self.by else [], GROUPS)
         return evidence(self.op, self.gpu, self.stack, self.where, self.weights)
 
+    def why_none(self) -> str:
+        """Why no configuration fits: what of it was never measured, and what was."""
+        entries = all_entries(self.weights or WEIGHTS)
+        for name in self.gpu:
+            target = named_gpu(name)
+            if not any(entry.gpu == target.id for entry in entries):
+                return f"nothing was measured on {target.name} ({target.id}): {_measured_kin(target, entries)}"
+        given = {name: value for name in ("op", "gpu", "stack", "where") if (value := getattr(self, name))}
+        fitting = {name: len(evidence(**{**given, name: ()}, weights=self.weights)) for name in given}
+        without = ", ".join(f"{count:,} without {name}" for name, count in fitting.items())
+        return f"no measured configuration fits all that is given ({without})"
+
     def published_errors(self) -> tuple[EndToEnd, str]:
         """How whole answers compare with what was measured end to end, and by what they are asked for."""
         given = [f"`{name}`" for name in ("op", "gpu", "stack", "where", "runs") if getattr(self, name)]
@@ -79,7 +92,8 @@ def evidence(
     """Configurations that were measured: of these ops, on these GPUs, by these stacks (none: all), with these values
     (``dtype=fp8``). Each entry has its configuration, how many calls, the held-out error, and ``to_dict()``."""
     ops, gpus, stacks, pairs = (_list(given) for given in (op, gpu, stack, where))
-    refuse_unknown("op", ops, REGISTRY)
+    for name in ops:
+        kernel_class(name)  # refuses an unknown one
     gpu_ids = [named_gpu(name).id for name in gpus]
     entries = all_entries(weights or WEIGHTS)
     refuse_unknown("stack", stacks, sorted({str(entry.configuration["stack"]) for entry in entries}))
@@ -104,6 +118,16 @@ def all_entries(folder: Path = WEIGHTS) -> tuple[MeasuredConfiguration, ...]:
     return tuple(
         sorted(entries, key=lambda entry: (entry.op, entry.gpu, str(sorted(map(str, entry.configuration.items())))))
     )
+
+
+def _measured_kin(target: Gpu, entries: Sequence[MeasuredConfiguration]) -> str:
+    """What forecasts for a GPU that nobody measured rest on."""
+    measured = [named_gpu(name) for name in dict.fromkeys(entry.gpu for entry in entries) if name in gpu_ids()]
+    for what, field_name in (("compute capability", "compute_capability"), ("matrix instruction", "instruction_path")):
+        value = getattr(target, field_name)
+        if kin := sorted(gpu.id for gpu in measured if getattr(gpu, field_name) == value):
+            return f"forecasts rest on the measured GPUs nearest to it; of its {what}, {value}: {', '.join(kin)}"
+    return "forecasts rest on physics and on what other GPUs sustain, with a wide interval"
 
 
 def _list(given: str | Sequence[str]) -> list[str]:

@@ -134,7 +134,7 @@ class InferQuestion(PrefillWorkers, ClusterParameters, shared.PredictorParameter
         draft = speculation(self.draft_tokens, self.acceptance, self.draft_model, deployment, deploy)
         if self.requests is not None:
             return self._requests(self.requests, draft)
-        encoder = deployment.model.kind == "encoder"  # one pass without output
+        encoder = not deployment.model.generates  # one pass without output
         output_len = 1 if encoder and self.output_len is None else self.value("output_len")
         return Workload.equal(self.value("batch"), self.value("input_len"), output_len, self.cached or 0, self.chunk,
                               draft)  # fmt: skip

@@ -135,7 +135,7 @@ def _serving_table(comparison: Comparison, variants: Sequence[str]) -> Any:
             megajoules(forecast.joules_per_million) if powered else memory, bottleneck(forecast),
             SHORT[forecast.support],
         ))  # fmt: skip
-    rate = "tok/s in" if comparison.scenario.model.kind == "encoder" else "tok/s"
+    rate = "tok/s in" if not comparison.scenario.model.generates else "tok/s"
     heads: tuple[str, ...] = ("GPU", "layout", "batch", "TTFT ms", "TPOT ms (80%)", rate, "USD/M",
                               "MJ/M" if powered else "mem", "bound", "support")  # fmt: skip
     if console().width < WIDTH:  # a narrow terminal has no room for the interval, nor for the bound

@@ -215,7 +215,7 @@ def _memory_text(memory: Memory, parts: Iterable[tuple[str, float]]) -> str:
 
 
 def _batch_times(result: Inference) -> list[tuple[str, str, str, str]]:
-    encoder = result.deployment.model.kind == "encoder"
+    encoder = not result.deployment.model.generates
     each = f"{digits(sum(result.workload.inputs) / result.prefill.value)} tokens/s in"
     mfu = f", MFU {percent(result.mfu)}"
     rows: list[tuple[str, Interval, str]] = []

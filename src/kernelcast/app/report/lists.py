@@ -28,7 +28,9 @@ from kernelcast.app.report.text import (
 from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.hardware import Gpu
 from kernelcast.hardware import gpu as find_gpu
+from kernelcast.models import hub_name
 from kernelcast.models.architecture import Architecture
+from kernelcast.models.precision import Precision
 from kernelcast.ops import Kernel, parameters_of
 from kernelcast.ops.kernel_selection import kernel_choice_rows
 
@@ -48,7 +50,7 @@ def print_gpus(gpus: Iterable[Gpu]) -> None:
     rows: list[tuple[RenderableType, ...]] = []
     for gpu in gpus:
         peaks = [gpu.tensor_flops_per_s(dtype) / 1e12 for dtype in ("bf16", "fp16", "fp8")]
-        name = truncate(gpu.name.removeprefix("NVIDIA ").removeprefix("AMD "), _NAME_WIDTH)
+        name = truncate(gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD "), _NAME_WIDTH)
         rows.append(
             (
                 Text(gpu.id, "bold cyan"),
@@ -225,6 +227,11 @@ def print_evidence(entries: Sequence[MeasuredConfiguration], by: str) -> None:
     show("\nerror: mean error on held-out calls, worst: of a configuration; inside: share in the 80% interval")
 
 
+def print_no_evidence(why: str) -> None:
+    """Why no configuration fits."""
+    show(f"0 configurations: {why}")
+
+
 def _configuration_text(entry: MeasuredConfiguration) -> str:
     order = [*_ORDER, *(name for name in entry.configuration if name not in _ORDER)]
     values = {name: entry.configuration.get(name) for name in order}
@@ -318,16 +325,26 @@ def _backends(calls: Mapping[str, int]) -> str:
 def model_fields(model: Architecture) -> dict[str, Any]:
     """One line of the bundled models."""
     return {
+        "id": hub_name(model.name), "format": format_text(model),
         "parameters": model.parameters.total, "active_parameters": model.active_parameters.total,
         "layers": model.layer_count, **attributes(model, "hidden", "vocab", "max_context"),
     }  # fmt: skip
 
 
-def print_models(models: Mapping[str, Architecture]) -> None:
-    numbers = ("weights", "active", "layers", "hidden", "context")
+def format_text(model: Architecture) -> str:
+    """The number formats of a checkpoint, or what it ships as where no kernels are known for it."""
+    stored = model.quantization
+    return Precision.of(model).label if stored is None or stored.weights is not None else str(stored.unknown)
+
+
+def print_models(models: Mapping[str, Architecture], hub_names: Mapping[str, str]) -> None:
+    """A line a model; on a narrow terminal without the Hugging Face id."""
+    wide = console().width >= WIDTH
     rows = [
-        (name, f"{model.parameters.total / 1e9:.2f} B", f"{model.active_parameters.total / 1e9:.2f} B",
-         str(model.layer_count), f"{model.hidden:,}", f"{model.max_context:,}")
+        (name, *([hub_names[name]] if wide else []), f"{model.parameters.total / 1e9:,.2f} B", format_text(model))
         for name, model in models.items()
-    ]  # fmt: skip
-    show(plain_table("model", *numbers, right=numbers, rows=rows))
+    ]
+    heads = ("model", *(["Hugging Face id"] if wide else []), "parameters", "format")
+    table = plain_table(*heads, right=("parameters",), rows=rows)
+    table.columns[0].no_wrap = True
+    show(table, "\nTuned versions and mirrors of these are found too, with -AWQ, -GPTQ, -FP8 and the like.")

@@ -178,7 +178,7 @@ def static_batch(record: RunRecord, target: Gpu) -> tuple[Deployment, Workload]:
 
 
 def _lengths(parameters: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    usual = 1 if deployment.model.kind == "encoder" else 128
+    usual = 128 if deployment.model.generates else 1
     sides = [parameters.get("input_len", 1024), parameters.get("output_len", usual)]
     counts = {len(side) for side in sides if isinstance(side, list)} | (
         {parameters["batch"]} if "batch" in parameters else set()

@@ -148,5 +148,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family(uniform_window, dense),
     "qwen2": Family(qwen2, dense),
     "qwen3": Family(qwen3, dense),
+    "roberta": Family(learned_positions, _ungated, LAYERNORMS, architecture="encoder", position_offset=0),
     "smollm3": Family(_smollm3, dense),
+    "xlm-roberta": Family(learned_positions, _ungated, LAYERNORMS, architecture="encoder", position_offset=0),
 }

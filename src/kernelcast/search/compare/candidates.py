@@ -80,7 +80,7 @@ class ServingScenario(Scenario):
         for name, value in (("`input_len`", self.input_len), ("`output_len`", self.output_len)):
             if value < 1:
                 raise KernelcastError(f"{name} is 1 or more, not {value}")
-        tokens = self.input_len + (self.output_len if self.model.kind != "encoder" else 0)
+        tokens = self.input_len + (self.output_len if self.model.generates else 0)
         if tokens > self.model.max_context:
             raise KernelcastError(
                 f"a request of {tokens:,} tokens exceeds the context of {self.model.name}, {self.model.max_context:,}"
@@ -98,7 +98,7 @@ class ServingScenario(Scenario):
     @property
     def counted_tokens(self) -> int:
         """Tokens of a request that count as throughput: its output; of an encoder its input."""
-        return self.input_len if self.model.kind == "encoder" else self.output_len
+        return self.output_len if self.model.generates else self.input_len
 
     @property
     def steady(self) -> bool:

@@ -215,7 +215,7 @@ def forecast(scenario: ServingScenario, ways: Sequence[Candidate]) -> list[Servi
             prefills[id(deployment), together] = (len(cases), len(cases) + len(counts) - 1)
             cases += [(deployment, Workload.equal(count, scenario.input_len, 1)) for count in counts]
         cases_of.append(prefills[id(deployment), together])
-        if scenario.output_len > 1 and scenario.model.kind != "encoder":
+        if scenario.output_len > 1 and scenario.model.generates:
             cases_of[-1] += (len(cases),)
             cached = scenario.input_len - 1  # all but a token of each prompt
             cases.append((deployment, Workload.equal(batch, scenario.input_len, scenario.output_len, cached)))
@@ -348,7 +348,7 @@ def compare(
     times = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
     goals = [Goal(name, "mean", parse_ms(str(text), f"`{name}`")) for name, text in times.items() if text is not None]
     architecture = model if isinstance(model, Architecture) else models.model(model)
-    if architecture.kind == "encoder":
+    if not architecture.generates:
         parameters.setdefault("output_len", 1)  # one pass
     names = None if formats is None else tuple(split_names(formats))
     scenario = ServingScenario(

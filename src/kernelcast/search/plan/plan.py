@@ -80,7 +80,7 @@ def plan(
     """The cheapest candidate of the space that meets the goals under the load. An interrupt keeps the best so far."""
     if not goals:
         raise KernelcastError("which goal? give a latency to keep, as in `ttft_p99` 500ms `tpot_p99` 30ms")
-    if model.kind == "encoder":
+    if not model.generates:
         raise KernelcastError(f"{model.name} is an encoder: it generates no tokens and needs no queue of them")
     begun = time.monotonic()
     simulator = ServiceSimulator(load, goals, conditions, seed, "high" if sure else "likely")
