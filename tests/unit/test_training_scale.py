@@ -13,6 +13,7 @@ import kernelcast as kc
 from kernelcast.app.report.trace import answer_rows, fields, memory_rows, part_rows
 from kernelcast.hardware import Gpu
 from kernelcast.schedule.timeline import host
+from kernelcast.tracing.traced import Trace
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import FRAGMENTED, FRAMEWORK_BYTES
 from kernelcast.training.scale import ScaledStep, scale
@@ -134,6 +135,43 @@ def test_pipeline_memory_by_schedule(h100: Gpu) -> None:
     saved = 2 * 2048 * (1024 + 2 * 4096) * 2
     assert first.memory["activation"] == pytest.approx(4 * saved, rel=0.2)
     assert first.memory["activation"] > 3 * last.memory["activation"]
+
+
+@pytest.mark.parametrize("virtual", [2, 4])
+def test_memory_of_virtual_stages(virtual: int, h100: Gpu) -> None:
+    # Narayanan et al. 2021 and Megatron's reports: interleaving with v parts of a stage holds 1 + (p - 1) / (p v) times
+    # the activations of 1F1B on the first stage
+    plain = scaled(h100, pp=2, micro_batches=4).stages[0]
+    found = scaled(h100, pp=2, micro_batches=4, schedule="interleaved", virtual_stages=virtual).stages[0]
+    assert found.in_flight == pytest.approx(plain.in_flight * (1 + 1 / (2 * virtual)))
+    # a pass of the whole model peaks 10% above what it keeps: one working layer counts in both
+    assert found.memory["activation"] / plain.memory["activation"] == pytest.approx(1 + 1 / (2 * virtual), rel=0.06)
+
+
+def lora(layers: int = 2) -> Trace:
+    """The same model of which the last layers are trained alone."""
+    weights = {x.storage: x for op in TRACE.ops if op.name == "t" and op.phase == "forward" for x in op.inputs}
+    frozen = tuple(x for x in weights.values() if x.shape in ((4096, 1024), (1024, 4096)))[: 2 * (8 - layers)]
+    size = WEIGHTS * layers // 8
+    footprint = replace(TRACE.footprint, optimizer=2 * size)
+    return replace(TRACE, gradients=TRACE.gradients[: 2 * layers], frozen=frozen, footprint=footprint)
+
+
+def test_frozen_parameters_are_sharded(h100: Gpu) -> None:
+    def memory(**plan: Any) -> Any:
+        return scale(lora(), h100, TrainingLayout(**plan)).memory
+
+    assert memory(dp=8)["parameter"] == WEIGHTS and memory(dp=8)["optimizer"] == WEIGHTS * 2 / 4
+    assert memory(dp=8, zero=3)["parameter"] == pytest.approx(WEIGHTS / 8)
+    assert memory(dp=8, zero=3)["gathered"] == 2 * WEIGHTS / 8
+    assert memory(tp=4)["parameter"] == pytest.approx(WEIGHTS / 4)
+    stages = scale(lora(), h100, TrainingLayout(pp=4, micro_batches=4)).stages
+    assert [s.memory["parameter"] for s in stages] == [WEIGHTS / 4] * 4
+    assert [s.memory["optimizer"] for s in stages] == [0, 0, 0, WEIGHTS / 2]
+    # gathered twice, as trained ones are; of gradients there are those of the trained alone
+    ring = WEIGHTS * 7 / 8
+    assert scale(lora(), h100, TrainingLayout(dp=8, zero=3)).sent_bytes == pytest.approx((2 + 1 / 4) * ring)
+    assert scale(lora(), h100, TrainingLayout(dp=8)).sent_bytes == pytest.approx(2 * ring / 4)
 
 
 def test_memory_of_shards(h100: Gpu) -> None:

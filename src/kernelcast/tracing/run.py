@@ -81,6 +81,7 @@ def trace(
             states = step.training(weights, optimizer, accumulate) if mode == "training" else step.inference()
         recorder.end()
         gradients = _gradients(weights, recorder)
+        frozen = tuple(recorder.tensor(x) for x in weights if x.grad is None)
         owned = {"optimizer": recorder.storages(states), "gradients": [number for number, _ in gradients], **owned}
     default_name = type(module).__name__ if module is model else str(getattr(model, "__name__", "function"))
     return Trace(
@@ -90,6 +91,7 @@ def trace(
         parameter_tensors=len(weights),
         footprint=_footprint(recorder, owned),
         gradients=tuple(gradient for _, gradient in gradients),
+        frozen=frozen,
         nodes=step.nodes,
         **recorder.recorded(),
         **_sizes(meta_inputs, accumulate),

@@ -135,6 +135,7 @@ class Trace:
     parameter_tensors: int
     footprint: Footprint
     gradients: tuple[Gradient, ...] = ()
+    frozen: tuple[Tensor, ...] = ()  # parameters that get no gradient (what LoRA leaves as it is)
     module_calls: dict[str, int] = field(default_factory=dict)  # by phase: Python's time is proportional to them
     tokens: int = 0  # that the step reads: batch x sequence, where the inputs have a sequence axis
     samples: int = 0

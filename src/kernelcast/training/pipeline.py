@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -68,14 +69,16 @@ class LayerMap:
         outputs = sorted(self.trace.ops[gradient.ready].outputs, key=lambda out: out.elements != gradient.elements)
         return self.owner.get(outputs[0].storage, unit) if outputs else unit
 
-    def tied_bytes(self) -> float:
-        """Tables of tokens that the head reads as well: a pipeline keeps them on its first and its last stage."""
+    def tied_bytes(self, frozen: bool = True) -> float:
+        """Tables of tokens that the head reads as well: a pipeline keeps them on its first and its last stage.
+        ``frozen``: those that are not trained too."""
+        fixed = set() if frozen else {x.storage for x in self.trace.frozen}
         tables = {op.arguments[0].storage: op.arguments[0] for op in self.trace.ops if op.name == "embedding"}
         used = {
             x.storage for op, unit in zip(self.trace.ops, self.unit, strict=True)
             if op.phase == "forward" and unit > self.count and op.name != "embedding" for x in op.inputs
         }  # fmt: skip
-        return float(sum(x.bytes for at, x in tables.items() if at in used))
+        return float(sum(x.bytes for at, x in tables.items() if at in used - fixed))
 
 
 def _layer_name(path: str) -> str:
@@ -272,3 +275,22 @@ def _time_s(task: PipelineTask, timing: PipelineTimes, micro_batches: int) -> fl
 def most_in_flight(order: Sequence[PipelineTask]) -> int:
     """Forward passes of a stage whose backward pass has not run, at most."""
     return max(accumulate(-1 if task.backward else 1 for task in order))
+
+
+class HeldPasses(NamedTuple):
+    """While a task of a stage runs: the passes of each part that hold activations, the one that runs among them."""
+
+    backward: bool
+    part: int
+    held: tuple[tuple[int, int], ...]  # (part, passes)
+
+
+def held_passes(order: Sequence[PipelineTask]) -> set[HeldPasses]:
+    """Every state that a stage is in. With virtual stages it holds other numbers of passes of each of its parts."""
+    held: Counter[int] = Counter()
+    states = set()
+    for task in order:
+        held[task.part] += not task.backward
+        states.add(HeldPasses(task.backward, task.part, tuple(sorted(held.items()))))
+        held[task.part] -= task.backward
+    return states

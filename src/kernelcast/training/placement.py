@@ -174,7 +174,8 @@ class TraceSharder:
     def sharded(self) -> Trace:
         """The trace of one rank."""
         gradients = tuple(self._gradient(g) for g in self.trace.gradients)
-        return replace(self.trace, ops=tuple(self._ops), gradients=gradients)
+        frozen = tuple(shard_tensor(x, self.shard(x), self.ranks) for x in self.trace.frozen)
+        return replace(self.trace, ops=tuple(self._ops), gradients=gradients, frozen=frozen)
 
     def _gradient(self, gradient: Gradient) -> Gradient:
         """The gradient with the size that its op writes on one rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -100,7 +100,7 @@ class PipelineStage:
     layers: int
     parts_s: dict[str, float]
     memory: Memory
-    in_flight: int  # micro-batches whose activations it holds at once
+    in_flight: float  # micro-batches whose activations it holds at once; a virtual stage has a part of one
     tied_s: float  # all-reduce of gradients of an embedding that is tied across stages
     passes: tuple[RankPass, ...] = field(repr=False)  # the optimizer's, or the whole step, is the last
 
@@ -275,7 +275,8 @@ def _whole_step(rank: Rank, interference: float) -> PipelineStage:
     run = schedule_streams(busy, np.concatenate(launched), jobs, interference)
     whole = RankPass("step", 0, both.kernels * count + step.kernels, run)
     parts_s = time_parts([whole], gap_s(rank.machine, rank.graph))
-    return PipelineStage(0, rank.layers.count, parts_s, rank.memory(0, 1), 1, 0.0, (whole,))
+    memory = rank.memory(0, [pipeline.PipelineTask(backward, 0, 0) for backward in (False, True)])
+    return PipelineStage(0, rank.layers.count, parts_s, memory, 1, 0.0, (whole,))
 
 
 class _Pipeline:
@@ -300,8 +301,7 @@ class _Pipeline:
         free = pipeline.run(order, replace(timing, send_s=[0.0] * len(timing.send_s)), layout.micro_batches)
         time_s, free_s = self._end_s(table), self._end_s(free)
         stages = [
-            self._stage(stage, pipeline.most_in_flight(order[stage]), free, free_s, time_s - free_s)
-            for stage in range(layout.pp)
+            self._stage(stage, order[stage], free, free_s, time_s - free_s) for stage in range(layout.pp)
         ]
         return time_s, table, stages
 
@@ -331,7 +331,7 @@ class _Pipeline:
 
     def _tied_s(self, stage: int) -> float:
         """The first and the last stage all-reduce their gradients of a tied embedding."""
-        tied = self.rank.layers.tied_bytes() if stage in (0, self.layout.pp - 1) else 0.0
+        tied = self.rank.layers.tied_bytes(frozen=False) if stage in (0, self.layout.pp - 1) else 0.0
         return self._sent_s(tied, "fp32", self.layout.gpus > self.layout.gpus_per_node) if tied else 0.0
 
     def _link_s(self, part: int) -> float:
@@ -359,8 +359,9 @@ class _Pipeline:
         return max(0.0, channel_s - table.ends_s[stage]) + self.tied_s[stage]
 
     def _stage(
-        self, stage: int, in_flight: int, free: pipeline.PipelineSchedule, free_s: float, links_s: float
-    ) -> PipelineStage:
+        self, stage: int, order: Sequence[pipeline.PipelineTask], free: pipeline.PipelineSchedule, free_s: float,
+        links_s: float,
+    ) -> PipelineStage:  # fmt: skip
         """``free``: the schedule with links that cost nothing, and when that ends."""
         rank, mine = self.rank, self.rank.parts_of(stage)
         passes = [each for part in mine for each in self.passes[part].values()] + [self.ends[stage]]
@@ -369,5 +370,7 @@ class _Pipeline:
         parts_s["bubble"] = max(0.0, free_s - sum(parts_s.values()))
         parts_s["links"] = links_s
         layers = sum(rank.part_of[unit] in mine for unit in range(1, rank.layers.count + 1))
-        memory = rank.memory(stage, in_flight)
-        return PipelineStage(stage, layers, parts_s, memory, in_flight, self.tied_s[stage], tuple(passes))
+        in_flight = pipeline.most_in_flight(order) / self.layout.virtual_stages
+        return PipelineStage(
+            stage, layers, parts_s, rank.memory(stage, order), in_flight, self.tied_s[stage], tuple(passes)
+        )

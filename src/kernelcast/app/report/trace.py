@@ -254,5 +254,5 @@ def memory_rows(step: ScaledStep) -> list[Row]:
     rows = []
     for s in step.stages:
         sizes = (*(s.memory[part] for part in parts), s.memory.used_bytes)
-        rows.append((str(s.index), str(s.layers), str(s.in_flight), *map(binary_bytes_text, sizes)))
+        rows.append((str(s.index), str(s.layers), f"{s.in_flight:g}", *map(binary_bytes_text, sizes)))
     return rows
