@@ -13,6 +13,7 @@ import kernelcast as kc
 from kernelcast.app.report.trace import answer_rows, fields, memory_rows, part_rows
 from kernelcast.hardware import Gpu
 from kernelcast.schedule.timeline import host
+from kernelcast.tracing.fusion import fuse
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import FRAGMENTED, FRAMEWORK_BYTES
@@ -230,6 +231,7 @@ def test_reports(h100: Gpu) -> None:
 @pytest.mark.parametrize(
     ("plan", "bucket"),
     [({"dp": 0}, "dp must be a whole number"), ({"zero": 4}, "zero must be 0, 1, 2 or 3"),
+     ({"zero": 3}, "shards over the dp ranks"),
      ({"schedule": "zigzag"}, "unknown schedule"), ({"dp": 4, "ep": 3}, "ep 3 does not divide dp 4"),
      ({"sequence_parallel": True}, "needs tp of 2"), ({"virtual_stages": 2}, "needs schedule='interleaved'"),
      ({"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "micro_batches": 3}, "multiple of pp 2"),
@@ -276,6 +278,42 @@ def test_a_real_model(h100: Gpu) -> None:
     assert scale(found, h100, TrainingLayout(pp=2, micro_batches=2)).time_s > 0
 
 
+def test_compiled_ranks_fuse_what_they_run(h100: Gpu) -> None:
+    torch = pytest.importorskip("torch")
+    from kernelcast.tracing import trace
+
+    class Block(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+
+        def forward(self, x: Any) -> Any:
+            inner = self.fc1(x)
+            return x + self.fc2(0.5 * inner * (1 + torch.tanh(inner + 0.04 * inner**3)))
+
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    step = trace(Model(), torch.empty(8, 512, 256, device="meta"), "training")
+    alone = run_step(fuse(step), h100)
+    assert scale(step, h100, TrainingLayout(), compiled=True).time_s == pytest.approx(alone.time_s)
+    plans: list[dict[str, Any]] = [{"dp": 4}, {"dp": 4, "zero": 3}, {"tp": 2}, {"pp": 4, "micro_batches": 8}]
+    for plan in plans:
+        eager, found = (scale(step, h100, TrainingLayout(**plan), compiled=compiled) for compiled in (False, True))
+        assert found.compiled and found.parts_s["kernels"] < eager.parts_s["kernels"]
+        assert found.parts_s["communication"] == pytest.approx(eager.parts_s["communication"])
+        assert found.sent_bytes == eager.sent_bytes and found.flops == eager.flops
+    with pytest.raises(kc.KernelcastError, match="is fused already: give the trace as it was, and compiled=True"):
+        scale(fuse(step), h100, TrainingLayout(dp=2))
+
+
 def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.checkpoint import checkpoint
@@ -305,7 +343,7 @@ def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
     ids = torch.zeros(32, 128, dtype=torch.long)
     once, twice = (scale(trace(Model(again), ids, "training"), h100, TrainingLayout(tp=2)) for again in (False, True))
     assert twice.memory["activation"] < once.memory["activation"] / 2
-    assert twice.flops > once.flops
+    assert twice.flops > once.flops and twice.model_flops == once.model_flops
     joined = [sum(op.name == "all_reduce" for op in found.rank_trace.ops) for found in (once, twice)]
     # the table, each block forward and backward; again nothing reads what fc2 makes, so nobody joins it
     assert joined == [1 + 4 + 4, 1 + 4 + 4]

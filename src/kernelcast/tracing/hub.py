@@ -68,10 +68,18 @@ def hub_model(raw: Mapping[str, Any], request: TraceRequest, dtype: torch.dtype)
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise KernelcastError(f"{line_of(error)}transformers does not build {request.what}: {text}") from error
     if request.checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise KernelcastError(f"{type(model).__name__} has no gradient checkpointing")
-        model.gradient_checkpointing_enable()
+        enable_checkpointing(model, type(model).__name__)
     return model, notes
+
+
+def enable_checkpointing(model: Any, name: str) -> None:
+    """Hugging Face's activation checkpointing, of every layer."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise KernelcastError(
+            f"checkpointing: {name} gives no Hugging Face model that supports it; "
+            "call torch.utils.checkpoint.checkpoint in the model's forward instead"
+        )
+    model.gradient_checkpointing_enable()
 
 
 def _convert(model: Any, dtype: torch.dtype) -> None:

@@ -21,8 +21,9 @@ class TrainingLayout:
     """``dp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then dp, then pp (Megatron's order).
 
     ``zero``: 0 replicates everything on the dp ranks, 1 shards optimizer states, 2 gradients too, 3 parameters too
-    (FSDP). ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE micro-batch of one dp
-    rank, before the optimizer's step. ``virtual_stages``: parts of the model per stage of the interleaved schedule.
+    (FSDP), frozen ones too. ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE
+    micro-batch of one dp rank, before the optimizer's step. ``virtual_stages``: parts of the model per stage of the
+    interleaved schedule.
     ``bucket_bytes``: gradients that are sent together. ``overlap``: they are sent while the backward pass runs (DDP,
     FSDP), or all at its end (Megatron without --overlap-grad-reduce). ``stage_layers``: layers on each stage, in order;
     not given: balanced by time.
@@ -49,6 +50,8 @@ class TrainingLayout:
             raise KernelcastError(f"zero must be 0, 1, 2 or 3, not {self.zero!r}")
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
+        if self.zero and self.dp == 1:
+            raise KernelcastError(f"zero {self.zero} shards over the dp ranks: give dp of 2 or more")
         if self.dp % self.ep:
             raise KernelcastError(f"ep {self.ep} does not divide dp {self.dp}: experts are on the dp ranks")
         if self.sequence_parallel and self.tp == 1:

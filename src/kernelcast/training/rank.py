@@ -12,6 +12,7 @@ from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.schedule import Host, Memory
 from kernelcast.tracing.aten import OpLaunches, OpSettings
+from kernelcast.tracing.fusion import fuse
 from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.data_parallel import Bucket, DataParallel, RankParameter
 from kernelcast.training.expert_parallel import shard_experts
@@ -28,13 +29,14 @@ class Rank:
 
     def __init__(
         self, trace: Trace, layout: TrainingLayout, times: Times, machine: Host, graph: bool, tf32: bool,
-        tp_plan: TensorParallelPlan | None,
+        tp_plan: TensorParallelPlan | None, compiled: bool = False,
     ) -> None:  # fmt: skip
         self.trace, self.layout, self.times, self.machine, self.graph = trace, layout, times, machine, graph
         self.gpu: Gpu = times.gpu
         self.settings = OpSettings(tf32=tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
         sharded = shard_experts(trace, layout.ep)
-        self.rank_trace = shard_tensors(sharded, layout.tp, layout.sequence_parallel, tp_plan)
+        of_rank = shard_tensors(sharded, layout.tp, layout.sequence_parallel, tp_plan)
+        self.rank_trace = fuse(of_rank) if compiled else of_rank  # a compiler sees what one rank runs
         self.layers = LayerMap(self.rank_trace)
         self.host_s = launch_costs(self.rank_trace, machine)
         self.weights = [*self._trained(sharded), *self._frozen(sharded)]

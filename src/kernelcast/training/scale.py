@@ -16,6 +16,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.results import Interval, Renamed
 from kernelcast.schedule import Event, Lane, Memory, Timeline
 from kernelcast.schedule.timeline import INTERFERENCE, Collective, Host, StreamSchedule, schedule_streams
+from kernelcast.tracing.fusion import FUSED
 from kernelcast.tracing.traced import Trace
 from kernelcast.training import pipeline
 from kernelcast.training.layout import TrainingLayout, collective_launch
@@ -130,6 +131,7 @@ class ScaledStep(StepForecast, Renamed):
     layout: TrainingLayout
     stages: tuple[PipelineStage, ...]
     schedule: PipelineSchedule | None
+    compiled: bool = False
 
     @cached_property
     def energy(self) -> Interval | None:
@@ -233,19 +235,23 @@ def scale(
     graph: bool = False,
     on: str | Host = "server",
     tp_plan: TensorParallelPlan | None = None,
+    compiled: bool = False,
     interference: float = INTERFERENCE,
     times: Times | None = None,
 ) -> ScaledStep:
     """Predict a step of ``layout.gpus`` GPUs. ``trace`` is ONE micro-batch of ONE data-parallel rank, of the whole
     model: a step reads ``layout.dp * layout.micro_batches`` times its tokens. ``tp_plan``: which layers are
-    sharded, and how. ``interference``: share of their speed that kernels lose beside a collective.
+    sharded, and how. ``compiled``: each rank's ops are fused, as torch.compile does. ``interference``: share of their
+    speed that kernels lose beside a collective.
     """
+    if any(op.name == FUSED for op in trace.ops):
+        raise KernelcastError(f"{trace.name} is fused already: give the trace as it was, and compiled=True")
     if trace.mode != "training" or not trace.gradients:
         raise KernelcastError(f"{trace.name} is no trace of a training step; trace it with mode='training'")
     if not 0 <= interference < 1:
         raise KernelcastError(f"interference is a share from 0 to below 1, not {interference}")
     machine = calibrated_host(on, conditions)
-    rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, tp_plan)
+    rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, tp_plan, compiled)
     if layout.pp == 1:
         table, stages = None, [_whole_step(rank, interference)]
         time_s = stages[0].passes[0].run.end_s
@@ -256,7 +262,7 @@ def scale(
     return ScaledStep(
         trace=trace, rank_trace=rank.rank_trace, gpu=gpu, host=machine, layout=layout, gpus=layout.gpus,
         passes=layout.micro_batches * layout.dp, time_s=time_s, stages=tuple(stages), schedule=table,
-        kernels=(*passes, *ends), predictor=rank.times.predictor, times=rank.times,
+        kernels=(*passes, *ends), predictor=rank.times.predictor, times=rank.times, tf32=tf32, compiled=compiled,
     )  # fmt: skip
 
 
@@ -300,9 +306,7 @@ class _Pipeline:
         table = pipeline.run(order, timing, layout.micro_batches)
         free = pipeline.run(order, replace(timing, send_s=[0.0] * len(timing.send_s)), layout.micro_batches)
         time_s, free_s = self._end_s(table), self._end_s(free)
-        stages = [
-            self._stage(stage, order[stage], free, free_s, time_s - free_s) for stage in range(layout.pp)
-        ]
+        stages = [self._stage(stage, order[stage], free, free_s, time_s - free_s) for stage in range(layout.pp)]
         return time_s, table, stages
 
     def _pass(self, name: str, part: int, queue: LaunchQueue, jobs: list[Collective], count: int) -> RankPass:

@@ -37,7 +37,7 @@ from kernelcast.schedule import (
 from kernelcast.schedule.timeline import stream_ends
 from kernelcast.stacks import stack as named_stack
 from kernelcast.tracing.aten import OpLaunches, OpSettings, op_launches
-from kernelcast.tracing.aten.table import op_flops
+from kernelcast.tracing.aten.table import model_flops, op_flops, product_format
 from kernelcast.tracing.fusion import FUSED
 from kernelcast.tracing.traced import PHASES, Op, Trace
 from kernelcast.training.memory import check_fits, step_memory
@@ -185,6 +185,7 @@ class StepForecast(HtmlRepr, ABC):
     kernels: tuple[OpKernels, ...]
     predictor: str
     times: Times = field(repr=False, compare=False)
+    tf32: bool = False  # products of fp32 run on tensor cores
     gpus: int = 1
     passes: int = 1  # of the trace in a step, on all GPUs
 
@@ -270,12 +271,42 @@ class StepForecast(HtmlRepr, ABC):
 
     @cached_property
     def flops(self) -> float:
-        """FLOPs of matrix products, convolutions and attention (recomputation counts)."""
+        """FLOPs of matrix products, convolutions and attention that run, recomputed ones among them."""
         return float(sum(op_flops(op) for op in self.trace.kernels)) * self.passes
 
+    @cached_property
+    def model_flops(self) -> float:
+        """The same without recomputation."""
+        return float(sum(model_flops(op) for op in self.trace.kernels)) * self.passes
+
     @property
+    def recomputes(self) -> bool:
+        """Whether activations are checkpointed."""
+        return any(op.recomputed for op in self.trace.ops)
+
+    @cached_property
     def mfu(self) -> float:
-        return self.flops / (self.time_s * self.gpus * self.gpu.mfu_flops_per_s) if self.time_s else 0.0
+        """Model FLOPs utilisation: the share of the step that its model FLOPs take at the peak of their formats."""
+        return self._utilisation(model_flops)
+
+    @cached_property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: the same of all FLOPs that run."""
+        return self._utilisation(op_flops)
+
+    def _utilisation(self, flops: Callable[[Op], int]) -> float:
+        counts: dict[str, int] = {}
+        for op in self.trace.kernels:
+            count = flops(op)
+            if count:
+                dtype = product_format(op, self.settings)
+                counts[dtype] = counts.get(dtype, 0) + count
+        at_peak_s = sum(count / self.gpu.product_flops_per_s(dtype) for dtype, count in counts.items())
+        return at_peak_s * self.passes / (self.time_s * self.gpus) if self.time_s else 0.0
+
+    @property
+    def settings(self) -> OpSettings:
+        return OpSettings(tf32=self.tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,5 +429,5 @@ def run_step(
     return Step(
         trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,
         launched_s=queue.launched_s, busy_s=queue.busy_s, ends_s=ends, graph=graph,
-        compiled=any(op.name == FUSED for op in trace.ops), times=times,
+        compiled=any(op.name == FUSED for op in trace.ops), times=times, tf32=tf32,
     )  # fmt: skip
