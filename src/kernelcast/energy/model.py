@@ -6,7 +6,7 @@ clock that a power limit leaves, with the time and the joules of calls at that c
 
 ``c`` is the clock, 1 at its full rate: what toggles every cycle costs as much less as there are fewer of them. ``v`` is
 the voltage, 1 at the full clock and ``voltage`` times as steep as the clock below it. ``m`` is what memory itself
-spends of a byte's joules (``memory``); the rest is its way through the chip. Measured on one GPU
+spends of a byte's joules (``memory``); the rest is spent on the chip. Measured on one GPU
 (``models/*.toml``, made by `kernelcast fit-power`). Another GPU is taken to spend the same shares of its board's power
 on the same things: what its designers give each pipeline at full rate.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing.traced import Gradient, Op, Tensor, Trace
-from kernelcast.training.placement import is_tensor_list, parameter_groups, with_tensors
+from kernelcast.training.placement import of_parameters, parameter_groups, with_tensors
 
 # layers.3, h.3, encoder.layer.3, blocks.3: the first number in a module's path after one of these names
 _LAYER = re.compile(r"^(?:.*?\.)?(?:layers?|h|blocks?|block_list)\.\d+(?=\.|$)")
@@ -171,12 +171,8 @@ def optimizer_ops(
         chosen = [i for i, group in enumerate(groups) if mine(group)]
         if not chosen:
             continue
-        arguments = tuple(
-            tuple(value[i] for i in chosen if i < len(value)) if is_tensor_list(value) else value
-            for value in op.arguments
-        )
-        outputs = [op.outputs[i] for i in chosen] if len(op.outputs) == len(groups) else op.outputs
-        yield at, with_tensors(replace(op, arguments=arguments), part, tuple(part(x) for x in outputs))
+        own = of_parameters(op, chosen)
+        yield at, with_tensors(own, part, tuple(part(x) for x in own.outputs))
 
 
 class PipelineTask(NamedTuple):

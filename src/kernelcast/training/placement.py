@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -119,6 +119,16 @@ def parameter_groups(op: Op) -> list[list[Tensor]]:
     if not lists:
         return [[x for x in op.inputs if x.shape]]
     return [[tensors[i] for tensors in lists if i < len(tensors)] for i in range(len(lists[0]))]
+
+
+def of_parameters(op: Op, chosen: Sequence[int]) -> Op:
+    """An optimizer's op on these of its parameters, by their places in ``parameter_groups``."""
+    count = len(parameter_groups(op))
+    arguments = tuple(
+        tuple(value[i] for i in chosen if i < len(value)) if is_tensor_list(value) else value for value in op.arguments
+    )
+    outputs = tuple(op.outputs[i] for i in chosen) if len(op.outputs) == count else op.outputs
+    return replace(op, arguments=arguments, outputs=outputs)
 
 
 def is_collective(op: Op) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +40,7 @@ from kernelcast.tracing.aten.table import model_flops, op_flops, product_format
 from kernelcast.tracing.fusion import FUSED
 from kernelcast.tracing.traced import PHASES, Op, Trace
 from kernelcast.training.memory import check_fits, step_memory
+from kernelcast.training.placement import of_parameters, parameter_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,20 @@ class OpKernels(KernelTime):
 
 def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
     """The launches of an op. An optimizer's pass over more than any GPU can hold is timed in pieces: whether the step
-    fits in memory is checked elsewhere."""
-    size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
-    pieces = math.ceil(size / (gpu.dram_bytes / 2))
-    if pieces <= 1:
+    fits in memory is checked elsewhere. A kernel's footprint is what it reads and writes, which for a pass in place is
+    up to twice what there is."""
+    if op.phase != "optimizer" or sum(x.bytes for x in op.inputs) <= gpu.dram_bytes / 2:
         return op_launches(op, settings)
-    split = [tuple(x[i::pieces] if isinstance(x, (tuple, list)) else x for x in op.arguments) for i in range(pieces)]
-    parts = [
-        op_launches(replace(op, arguments=arguments, outputs=op.outputs[i::pieces]), settings)
-        for i, arguments in enumerate(split)
-        if arguments[0]
-    ]
+    pieces: list[list[int]] = [[]]
+    held = 0
+    for at, group in enumerate(parameter_groups(op)):
+        size = sum(x.bytes for x in group)
+        if pieces[-1] and held + size > gpu.dram_bytes / 2:
+            pieces.append([])
+            held = 0
+        pieces[-1].append(at)
+        held += size
+    parts = [op_launches(of_parameters(op, piece), settings) for piece in pieces]
     return OpLaunches(tuple(launch for part in parts for launch in part.launches), any(part.by_bytes for part in parts))
 
 

@@ -37,7 +37,7 @@ _BURSTS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35)
 _START_S = 2e-6  # what a GPU draws in kernels shorter than this is what it draws at rest
 _BURST_S = 9e-3
 # Of DRAM's joules a byte, 31 pJ are those of HBM itself (3.9 pJ a bit: O'Connor et al., Fine-Grained DRAM, MICRO 2017);
-# the fit finds 67 with the way through the chip, and cannot tell them apart.
+# the fit finds 67 with what the chip spends on them, and cannot tell them apart.
 _MEMORY = 0.47
 _LINK_J = 4e-11  # a byte: an estimate (5 pJ a bit); no table here has power of links
 _NOT_CALLS = ("latency_us", "split", "version", "campaign", *POWER)
