@@ -17,6 +17,8 @@ from kernelcast.tracing.fusion import fuse
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import FRAGMENTED, FRAMEWORK_BYTES
+from kernelcast.training.pipeline import sent_bytes
+from kernelcast.training.rank import Rank
 from kernelcast.training.scale import ScaledStep, scale
 from kernelcast.training.step import run_step
 
@@ -241,6 +243,43 @@ def test_reports(h100: Gpu) -> None:
 def test_plans_that_cannot_be(plan: dict[str, Any], bucket: str) -> None:
     with pytest.raises(kc.KernelcastError, match=bucket):
         TrainingLayout(**plan)
+
+
+def test_embedding_and_head_are_parts_of_their_own(h100: Gpu) -> None:
+    """Llama 3.1 405B has 126 layers for 16 x 8 virtual stages: Megatron counts the embedding and the head as two."""
+    torch = pytest.importorskip("torch")
+    from kernelcast.tracing import trace
+
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed_tokens, self.lm_head = torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 1000)
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(6))
+
+        def forward(self, ids: Any) -> Any:
+            x = self.embed_tokens(ids)
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+            return self.lm_head(x)
+
+    found = trace(Model(), torch.zeros(2, 128, dtype=torch.long), "training")
+    plan: dict[str, Any] = {"pp": 4, "schedule": "interleaved", "virtual_stages": 2, "micro_batches": 4}
+    step = scale(found, h100, TrainingLayout(**plan))
+    assert [stage.layers for stage in step.stages] == [1, 2, 2, 1]
+    alone = scale(found, h100, TrainingLayout(pp=8, micro_batches=8))
+    assert [stage.layers for stage in alone.stages] == [0, 1, 1, 1, 1, 1, 1, 0]
+    assert alone.stages[0].memory["parameter"] == pytest.approx(1000 * 64 * 4)
+    # what the embedding sends is what a layer sends: one tensor of the hidden size
+    assert alone.schedule is not None
+    rank = Rank(found, alone.layout, alone.times, host("server"), False, False, None)
+    sizes = [sent_bytes(rank.layers, rank.part_of, part)[0] for part in range(7)]
+    assert sizes == [2 * 128 * 64 * 4] * 7
+    given = scale(found, h100, TrainingLayout(pp=3, micro_batches=4, stage_layers=(0, 6, 0)))
+    assert [stage.layers for stage in given.stages] == [0, 6, 0]
+    with pytest.raises(kc.KernelcastError, match="the first and the last may have none"):
+        scale(found, h100, TrainingLayout(pp=3, micro_batches=4, stage_layers=(3, 0, 3)))
+    with pytest.raises(kc.KernelcastError, match=r"9 parts .* more than the 6 layers found in .*, its embedding"):
+        scale(found, h100, TrainingLayout(pp=9))
 
 
 def test_questions_that_cannot_be(h100: Gpu) -> None:

@@ -35,7 +35,7 @@ class Bucket:
 
 
 def buckets(weights: Sequence[RankParameter], limit_bytes: float, op: str) -> list[Bucket]:
-    """Gradients in the order in which they are ready, sent when ``limit_bytes`` are full, as DDP does; or parameters."""
+    """Gradients in the order in which they are ready, sent when ``limit_bytes`` are full, as in DDP; or parameters."""
     full: list[Bucket] = []
     for group, dtype in dict.fromkeys((w.group, w.dtype) for w in weights):
         held, ready = 0.0, 0

@@ -88,18 +88,29 @@ def _layer_name(path: str) -> str:
 
 def parts(layer_map: LayerMap, unit_s: Sequence[float], count: int, given: Sequence[int] | None = None) -> list[int]:
     """The part of each unit when the layers are split into ``count`` runs; what comes before and after is in the
-    first and the last. ``given``: layers of each part; else the slowest part is as fast as it can be."""
+    first and the last. With more parts than layers the embedding or the head is one of its own (Megatron's
+    --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split). ``given``: layers of each
+    part, of the first and the last 0 too; else the slowest part is as fast as it can be."""
     layers = layer_map.count
+    first, last = unit_s[0] > 0, unit_s[layers + 1] > 0  # whether there is an embedding, and a head
     if count == 1:
         return [0] * (layers + 2)
-    if count > layers:
-        raise KernelcastError(
-            f"{count} parts (pp x virtual_stages) are more than the {layers} layers found in {layer_map.trace.name}"
-        )
     if given is not None:
-        if sum(given) != layers or min(given) < 1:
-            raise KernelcastError(f"stage_layers {tuple(given)} must be 1 or more each and add up to {layers} layers")
+        if sum(given) != layers or min(given[1:-1], default=1) < 1 or min(given) < 0:
+            raise KernelcastError(
+                f"stage_layers {tuple(given)} must add up to {layers} layers, 1 or more each; the first and the last "
+                "may have none"
+            )
         sizes = list(given)
+    elif count > layers + first + last:
+        raise KernelcastError(
+            f"{count} parts (pp x virtual_stages) are more than the {layers} layers found in {layer_map.trace.name}, "
+            "its embedding and its head"
+        )
+    elif count > layers:
+        sizes = balanced(unit_s[1 - first : layers + 1 + last], count)
+        some = [part for part, size in enumerate(sizes) for _ in range(size)]
+        return [*[0] * (1 - first), *some, *[count - 1] * (1 - last)]
     else:
         times = np.array(unit_s[1 : layers + 1], dtype=float)
         times[0] += unit_s[0]
@@ -136,15 +147,16 @@ def sent_bytes(layer_map: LayerMap, part_of: Sequence[int], part: int) -> tuple[
     """The activations that the forward pass of ``part`` sends to the next part, and their format."""
     made: dict[int, Tensor] = {}
     sent: dict[int, Tensor] = {}
+    embedding = part_of.count(part) == 1 and part_of[0] == part  # alone
     for op, unit in zip(layer_map.trace.ops, layer_map.unit, strict=True):
         if op.phase != "forward":
             continue
         if part_of[unit] == part + 1:
             sent |= {x.storage: made[x.storage] for x in op.inputs if x.storage in made}
-        if part_of[unit] == part and unit > 0:  # masks and position tables are recomputed on each stage
+        if part_of[unit] == part and (unit > 0 or embedding):  # masks and position tables are recomputed on each stage
             made |= {out.storage: out for out in op.outputs if out.dtype in ("fp32", "bf16", "fp16")}
-    dtype = next((x.dtype for x in sent.values()), "bf16")
-    return float(sum(x.bytes for x in sent.values())), dtype
+    sizes = sorted(sent.values(), key=lambda x: -x.bytes)[: 1 if embedding else None]
+    return float(sum(x.bytes for x in sizes)), next((x.dtype for x in sizes), "bf16")
 
 
 def optimizer_ops(
