@@ -216,6 +216,17 @@ def test_more_nodes_use_their_ports(h100: Gpu) -> None:
     assert slow.time_s >= across.time_s
 
 
+def test_an_all_to_all_sends_over_ports_what_leaves_the_node(h100: Gpu) -> None:
+    group = TrainingLayout(dp=32, ep=32).group("ep")
+    inside, across = (launch.call.arguments for launch in group.launches("all_to_all", 2**30, "bf16", h100))
+    assert (inside.get("fabric"), inside["world"]) == (None, 8)
+    assert inside["bytes"] == 2**30 / 4  # 8 of 32 ranks are in the node, the GPU itself among them
+    assert (across["fabric"], across["world"]) == ("ib_ndr", 32)
+    assert across["bytes"] * 31 / 32 == pytest.approx(2**30 * 24 / 32)  # sent over the GPU's own port
+    (whole,) = TrainingLayout(dp=8, ep=8).group("ep").launches("all_to_all", 2**30, "bf16", h100)
+    assert whole.call.arguments.get("fabric") is None
+
+
 def test_reports(h100: Gpu) -> None:
     for plan in PLANS:
         found = scaled(h100, **plan)

@@ -116,15 +116,21 @@ class ProcessGroup:
 
     def launches(self, op: str, size_bytes: float, dtype: str, gpu: Gpu) -> Iterator[Launch]:
         """The kernel calls of one collective. Ranks of a node reduce over its links first, then each exchanges with its
-        peers in the other nodes over its port (as NCCL's rings and trees do; here one after another)."""
+        peers in the other nodes over its port (as NCCL's rings and trees do; here one after another). In an all-to-all
+        each GPU sends what other nodes get over its own port."""
         if self.world == 1 or size_bytes < 1:
             return
         inside = max(1, self.gpus_per_node // self.stride)
         if nvlink_domain(gpu) or self.world <= inside:
             yield collective_launch(op, size_bytes, self.world, dtype, None)
             return
-        if inside == 1 or self.world % inside or op == "all_to_all":
+        if inside == 1 or self.world % inside:
             yield collective_launch(op, size_bytes, self.world, dtype, self.between_nodes)
+            return
+        if op == "all_to_all":  # what stays in the node goes over its links, the rest over each GPU's own port
+            crossing = size_bytes * (self.world - inside) / (self.world - 1)  # of which (world - 1) / world is sent
+            yield collective_launch(op, size_bytes * inside / self.world, inside, dtype, None)
+            yield collective_launch(op, crossing, self.world, dtype, self.between_nodes)
             return
         nodes, part = self.world // inside, size_bytes / inside
         if op in ("all_reduce", "reduce_scatter"):
