@@ -168,6 +168,16 @@ def test_a_sequence_longer_than_the_model_is_refused_and_left_out_is_its_longest
     assert build(TraceRequest(path)).summary["inputs"]["input_ids"] == [1, 64]
 
 
+def test_rotary_positions_go_on_behind_those_of_the_config(tmp_path: Path) -> None:
+    path = config(tmp_path, {**LLAMA, "max_position_embeddings": 64})
+    built = build(TraceRequest(path, seq=128, mode="training"))
+    assert built.summary["inputs"]["input_ids"] == [1, 128]
+    assert built.summary["notes"] == [
+        "128 tokens are more than the 64 that the config names: its rotary positions go on"
+    ]
+    assert run(built, "training").tokens == 128
+
+
 # ---- files ----
 
 HEAD = "import torch\nfrom torch import nn\n"

@@ -228,9 +228,16 @@ class ModelInputs:
         longest, seq = _integer(self.text, *names), self.request.seq
         if seq is None:
             return min(TOKENS, longest or TOKENS)
-        if longest and seq > longest:
+        if longest and seq > longest and self._rotates():
+            note = f"{seq:,} tokens are more than the {longest:,} that the config names: its rotary positions go on"
+            self.notes += [note] * (note not in self.notes)
+        elif longest and seq > longest:
             raise KernelcastError(f"seq {seq:,} exceeds the {longest:,} positions of {self.request.what}")
         return seq
+
+    def _rotates(self) -> bool:
+        """Whether positions are rotations (RoPE), of which there is no table that ends."""
+        return any("rotary" in name for name, _ in self.model.named_modules())
 
     def _tokens(self, length: int) -> torch.Tensor:
         """Ordinary tokens: none that stands for an image, an end or padding."""
