@@ -198,8 +198,20 @@ def test_a_bundled_model_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> Non
     assert sum(told["parts_s"].values()) == pytest.approx(told["time_s"])
     assert main([*words]) == 0
     assert "dp 8" in capsys.readouterr().out
-    assert main([*words, "--tp", "5"]) == 2
-    assert "tp 5 does not divide the 12 heads of gpt2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("more", "text"), [
+    (["--tp", "5"], "--tp 5 does not divide the 12 heads of gpt2"),
+    (["--pp", "15"], "--pp 15 exceeds the 12 layers of gpt2, its embedding and its head"),
+    (["--pp", "4", "--virtual-stages", "4", "--schedule", "interleaved", "--micro-batches", "4"],
+     "--pp x --virtual-stages 16 exceeds the 12 layers of gpt2"),
+])  # fmt: skip
+def test_layouts_that_a_config_cannot_have_are_refused_before_tracing(
+    more: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelcast.app.questions.trace.trace_step", lambda *_: pytest.fail("it was traced"))
+    assert main(["trace", "gpt2", "--mode", "training", "--gpu", "h100_sxm", *more]) == 2
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "text"), [

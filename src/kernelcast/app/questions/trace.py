@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kernelcast.forecast.conditions import Conditions
     from kernelcast.tracing.build import TraceRequest
     from kernelcast.tracing.traced import Trace
+    from kernelcast.training.layout import TrainingLayout
     from kernelcast.training.scale import ScaledStep
     from kernelcast.training.step import Step
     from kernelcast.training.tensor_parallel import TensorParallelPlan
@@ -140,6 +141,7 @@ class TraceQuestion(StepParameters, shared.PredictorParameters):
         layout = TrainingLayout(**self.parallel_sizes, **more)
         self.check(self.mode)
         plan = self._tp_plan()
+        self._check_sizes(layout)
         trace = self.traced(self.model, self.batch, self.mode, self.cache, self.logits)
         if layout == TrainingLayout():
             return run_step(fuse(trace) if self.compile else trace, gpu, conditions, **self.launching)
@@ -148,6 +150,28 @@ class TraceQuestion(StepParameters, shared.PredictorParameters):
         if self.tp_plan == "hf":
             plan = TensorParallelPlan.of(trace.tp_plan)
         return scale(trace, gpu, layout, conditions, **self.launching, compiled=self.compile, tp_plan=plan)
+
+    def _check_sizes(self, layout: TrainingLayout) -> None:
+        """Refuse a layout that a decoder of this config cannot have: large models take a minute to trace."""
+        from kernelcast.models.catalogue import config
+
+        if layout.gpus == 1 or ".py" in self.model:
+            return
+        name, raw = config(self.model)
+        text = raw.get("text_config") or raw
+        layers, heads = (
+            next((text[key] for key in keys if isinstance(text.get(key), int)), 0)
+            for keys in (("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"))
+        )
+        if raw.get("is_encoder_decoder"):
+            return
+        if layers and layout.parts > layers + 2:
+            parts = "`pp` x `virtual_stages`" if layout.virtual_stages > 1 else "`pp`"
+            raise KernelcastError(
+                f"{parts} {layout.parts} exceeds the {layers} layers of {name}, its embedding and its head"
+            )
+        if heads and heads % layout.tp and self.tp_plan is None:
+            raise KernelcastError(f"`tp` {layout.tp} does not divide the {heads} heads of {name}")
 
     def _tp_plan(self) -> TensorParallelPlan | None:
         """How each module is sharded by a file; None: by the names of public models, and by the model's own plan."""

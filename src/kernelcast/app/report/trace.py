@@ -80,7 +80,7 @@ def _print_one_gpu(step: Step) -> None:
     trace = step.trace
     how = ", ".join(mode for mode, on in (("CUDA graph", step.graph), ("compiled", step.compiled)) if on) or "eager"
     show(title(trace.name, f"  {trace.mode}", step.gpu.name, f"  {how}"))
-    size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
+    size = _amount(trace.tokens, trace.samples)
     kernels = round(sum(kernel.launches for kernel in step.kernels))
     show(*built_lines(trace.built), *trace.notes)
     show(f"{size}, {digits(trace.parameters)} parameters, {len(trace.ops):,} ops, {kernels:,} kernels", "")
@@ -123,6 +123,12 @@ def built_lines(built: Mapping[str, Any]) -> list[str]:
     precision = f", precision {built['precision']}" if built["precision"] != "pure" or built.get("trains") else ""
     precision += f", products in {built['autocast']}" if "autocast" in built else ""
     return ["; ".join(what), f"weights {built['dtype_why']}{precision}", *built.get("notes", ())]
+
+
+def _amount(tokens: int, samples: int) -> str:
+    """'4,096 tokens', or '1 sample' where no tokens are read."""
+    count, unit = (tokens, "token") if tokens else (samples, "sample")
+    return f"{count:,} {unit}{'s' * (count != 1)}"
 
 
 def utilisation(step: Step) -> str:
@@ -238,7 +244,7 @@ def _print_scaled(step: ScaledStep) -> None:
     label = layout.label + (", compiled" if step.compiled else "")
     show(title(trace.name, "  training", f"{layout.gpus} x {step.gpu.name}", f"  {label}"))
     show(*built_lines(trace.built), *trace.notes)
-    size = f"{step.tokens:,} tokens" if step.tokens else f"{step.samples:,} samples"
+    size = _amount(step.tokens, step.samples)
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
     answer = plain_table("", "", "", right=("",), rows=answer_rows(step))
     parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(step))
