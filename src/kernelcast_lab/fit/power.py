@@ -219,7 +219,7 @@ def notes(rows: Rows, table: Path, lines: Sequence[dict[str, Any]], held: float)
         ("made", "kernelcast fit-power: non-negative least squares on relative errors of watts"),
         ("left_out", f"mean error of joules from forecast times, {FOLDS} folds: {message}; interval holds {held:.0%}"),
         ("link", "estimate: 5 pJ a bit; no table here has power of links"),
-        ("memory", "3.9 pJ a bit of HBM2: O'Connor et al., Fine-Grained DRAM, MICRO 2017"),
+        ("memory", "estimate: 3.9 pJ a bit of HBM2, O'Connor et al., Fine-Grained DRAM, MICRO 2017"),
         ("start_s", "kernels shorter than this were measured at the watts of a GPU at rest"),
     ]
 
