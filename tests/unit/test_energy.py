@@ -25,8 +25,8 @@ TABLE = Path(__file__).parents[2] / "validation" / "power_h200_sxm.parquet"
 
 def made(**changes: float) -> PowerModel:
     """Round numbers: 100 W at rest, 50 while SMs work, 400 of tensor cores, 300 of DRAM; no burst."""
-    given = {"idle_w": 100.0, "busy_w": 50.0, "start_s": 0.0, "voltage": 1.0, "limit_w": 1e6, "board_w": 1e6,
-             "burst_w": 1e6, "burst_s": 1e9, "low": 0.9, "high": 1.1}  # fmt: skip
+    given = {"asleep_w": 100.0, "idle_w": 100.0, "busy_w": 50.0, "start_s": 0.0, "voltage": 1.0, "memory": 1.0,
+             "limit_w": 1e6, "board_w": 1e6, "burst_w": 1e6, "burst_s": 1e9, "low": 0.9, "high": 1.1}  # fmt: skip
     other = np.zeros(len(PIPELINES))
     other[PIPELINES.index("dram")] = 300.0
     return PowerModel(**{**given, **changes}, tensor_w={"bf16": 400.0}, other_w=other, measured="x", support="seen")
@@ -49,11 +49,14 @@ def test_a_limit_lowers_the_clock_and_slows_what_follows_it() -> None:
     model = made(limit_w=300.0, board_w=300.0)
     bound_by_tensor = sustained(model, one(1.0, 0.0), np.array([1.0]))
     clock = bound_by_tensor.clock[0]
-    # time 1/c; joules 100/c + c² (50/c + 400) = 300 W x 1/c, so that 100 + 50 c² + 400 c³ = 300
-    assert 100 + 50 * clock**2 + 400 * clock**3 == pytest.approx(300, rel=1e-3)
+    # time 1/c; joules 100/c + c³ · 50/c + c² · 400 = 300 W x 1/c, so that 100 + 50 c³ + 400 c³ = 300
+    assert 100 + 50 * clock**3 + 400 * clock**3 == pytest.approx(300, rel=1e-3)
     assert bound_by_tensor.time_s[0] == pytest.approx(1 / clock, rel=1e-3)
     assert bound_by_tensor.power_w[0] <= 300.01
     mostly_waiting = sustained(made(limit_w=440.0, board_w=440.0), one(0.1, 1.0), np.array([1.0]))
+    # what a byte costs on the chip falls with the voltage: the clock can stay higher
+    on_chip = sustained(made(limit_w=440.0, board_w=440.0, memory=0.5), one(0.1, 1.0), np.array([1.0]))
+    assert mostly_waiting.clock[0] < on_chip.clock[0] < 1
     assert mostly_waiting.limited[0] and mostly_waiting.time_s[0] < 1.01
 
 
@@ -116,6 +119,38 @@ def test_coefficients_are_physical_and_say_where_they_are_from(path: Path) -> No
     assert joules["smem"] < joules["l2"] < joules["dram"]  # farther is dearer
     assert 1e-11 < joules["dram"] < 3e-10 and 1e-13 < joules["tensor_bf16"] < 3e-12
     assert {"data", "left_out"} <= dict(found.sources).keys()
+
+
+def test_what_switches_every_cycle_costs_less_at_a_lower_clock() -> None:
+    # measured on the H200: 122 W at rest at 1,980 MHz, 81 W at 345
+    model = power_model(H200)
+    assert model is not None
+    assert model.resting_w(1.0) == pytest.approx(122.5, abs=0.1)
+    assert model.resting_w(345 / 1980) == pytest.approx(80.7, rel=0.05)
+    assert model.cycling(0.5) < 0.5 * model.volts(0.5)
+
+
+@pytest.mark.parametrize(
+    ("cap_w", "published"), [(360, 1900.02 / 1883.27), (300, 1900.02 / 1813.35), (250, 1900.02 / 1596.71)]
+)
+def test_decode_under_a_cap_is_as_slow_as_published(cap_w: float, published: float) -> None:
+    """GLM 4.5 Air, in FP8, served on two RTX PRO 6000 (docs/energy.md): how much longer the same load took than at
+    600 W. No published curve is in the fit."""
+    board = kc.gpu("rtx_pro_6000")
+    times = [
+        kc.infer("llama-3.1-8b", chip, batch=16, input_len=512, output_len=64).tpot.value
+        for chip in (board, with_cap(board, cap_w))
+    ]
+    assert times[1] / times[0] == pytest.approx(published, abs=0.04)
+
+
+def test_decode_of_an_h100_loses_little_under_a_cap() -> None:
+    h100 = kc.gpu("h100_sxm")
+    capped, alone = (
+        kc.infer("llama-3.1-8b", chip, batch=1, input_len=512, output_len=64).tpot.value
+        for chip in (with_cap(h100, 300), h100)
+    )
+    assert 1.05 < capped / alone < 1.3  # it was 1.6: the watts of cycles that were not run
 
 
 def test_caps_that_no_gpu_takes_are_refused() -> None:

@@ -97,6 +97,24 @@ def test_a_run_is_told_by_the_support_that_nine_tenths_reach() -> None:
     assert support_of([(5.0, "seen"), (5.0, "extrapolated")]) == "extrapolated"
 
 
+def test_utilisation_is_of_the_model_and_of_the_hardware() -> None:
+    again = replace(product(4096, "backward"), recomputed=True)
+    step = run_step(traced(product(4096), again, product(4096, "backward"), product(4096, "backward")), H200)
+    assert step.model_flops == 3 * 2 * 4096**3 and step.flops == 4 * 2 * 4096**3
+    assert step.mfu == pytest.approx(step.model_flops / step.time_s / H200.tensor_flops_per_s("bf16"))
+    assert step.hfu == pytest.approx(step.mfu * 4 / 3)
+    assert "HFU" in report.utilisation(step)
+    assert "HFU" not in report.utilisation(run_step(traced(product(4096)), H200))
+
+
+def test_utilisation_is_of_the_peak_of_the_format() -> None:
+    wide = tuple(dense(4096, 4096, dtype="fp32") for _ in range(3))
+    found = traced(Op("mm", wide[:2], {}, wide[2:], "kernel", "forward", "layer"))
+    plain, tensor = run_step(found, H200), run_step(found, H200, tf32=True)
+    assert plain.mfu == pytest.approx(2 * 4096**3 / plain.time_s / H200.fma_flops_per_s("fp32"))
+    assert tensor.mfu == pytest.approx(2 * 4096**3 / tensor.time_s / H200.tensor_flops_per_s("tf32"))
+
+
 def test_nothing_launched_is_refused() -> None:
     with pytest.raises(KernelcastError, match="launches no kernel"):
         run_step(traced(), H200)
@@ -180,8 +198,20 @@ def test_a_bundled_model_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> Non
     assert sum(told["parts_s"].values()) == pytest.approx(told["time_s"])
     assert main([*words]) == 0
     assert "dp 8" in capsys.readouterr().out
-    assert main([*words, "--tp", "5"]) == 2
-    assert "tp 5 does not divide the 12 heads of gpt2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("more", "text"), [
+    (["--tp", "5"], "--tp 5 does not divide the 12 heads of gpt2"),
+    (["--pp", "15"], "--pp 15 exceeds the 12 layers of gpt2, its embedding and its head"),
+    (["--pp", "4", "--virtual-stages", "4", "--schedule", "interleaved", "--micro-batches", "4"],
+     "--pp x --virtual-stages 16 exceeds the 12 layers of gpt2"),
+])  # fmt: skip
+def test_layouts_that_a_config_cannot_have_are_refused_before_tracing(
+    more: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelcast.app.questions.trace.trace_step", lambda *_: pytest.fail("it was traced"))
+    assert main(["trace", "gpt2", "--mode", "training", "--gpu", "h100_sxm", *more]) == 2
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "text"), [
@@ -196,7 +226,20 @@ def test_a_bundled_model_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> Non
     ([":build", "--batch", "0"], "batch must be 1 or more"),
     ([":build", "--dtype", "fp7"], "unknown dtype 'fp7'"),
     ([":build", "--gpu", "h900"], "unknown gpu 'h900'"),
-    ([":build", "--dp", "2"], "no trace of a training step"),
+    # flags that contradict each other, before the model is built
+    ([":fails", "--dp", "2"], "--dp is of training: add --mode training"),
+    ([":fails", "--accumulate", "2"], "--accumulate is of training"),
+    ([":fails", "--checkpointing"], "--checkpointing is of training"),
+    ([":fails", "--mode", "training", "--zero", "3"], "--zero 3 shards over the dp ranks: give dp of 2 or more"),
+    ([":fails", "--mode", "training", "--dp", "2", "--accumulate", "2"], "--accumulate does not go with --dp"),
+    ([":fails", "--mode", "training", "--schedule", "gpipe"], "give --pp of 2 or more"),
+    ([":fails", "--mode", "training", "--tp-plan", "hf"], "give --tp of 2 or more"),
+    ([":fails", "--mode", "training", "--tp", "2", "--tp-plan", "none.toml"], "none.toml is no plan"),
+    ([":fails", "--mode", "training", "--sequence-parallel"], "needs tp of 2 or more"),
+    ([":fails", "--mode", "training", "--optimizer", "lion"], "unknown optimizer 'lion'"),
+    ([":fails", "--attention", "flash"], "attention must be one of"),
+    ([":fails", "--host", "toaster"], "unknown host 'toaster'"),
+    ([":build", "--mode", "training", "--checkpointing"], "gives no Hugging Face model that supports it"),
 ])  # fmt: skip
 def test_wrong_input_is_one_line(file: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     first, *more = words

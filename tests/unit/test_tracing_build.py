@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from kernelcast.app.cli import main
+from kernelcast.app.questions.trace import trace_step
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing import trace
+from kernelcast.tracing.aten.table import model_flops, op_flops
 from kernelcast.tracing.build import BuiltModel, TraceRequest, build
 from kernelcast.tracing.traced import Trace
 
@@ -166,6 +168,16 @@ def test_a_sequence_longer_than_the_model_is_refused_and_left_out_is_its_longest
     assert build(TraceRequest(path)).summary["inputs"]["input_ids"] == [1, 64]
 
 
+def test_rotary_positions_go_on_behind_those_of_the_config(tmp_path: Path) -> None:
+    path = config(tmp_path, {**LLAMA, "max_position_embeddings": 64})
+    built = build(TraceRequest(path, seq=128, mode="training"))
+    assert built.summary["inputs"]["input_ids"] == [1, 128]
+    assert built.summary["notes"] == [
+        "128 tokens are more than the 64 that the config names: its rotary positions go on"
+    ]
+    assert run(built, "training").tokens == 128
+
+
 # ---- files ----
 
 HEAD = "import torch\nfrom torch import nn\n"
@@ -276,6 +288,56 @@ def test_autocast_is_seen_inside_attention_of_torch_nn() -> None:
     products = [op for op in found.ops if op.name in ("mm", "bmm", "addmm") or "scaled_dot" in op.name]
     assert len(products) >= 6
     assert {op.inputs[0].dtype for op in products} == {"bf16"}
+
+
+LLAMA = {**SMALL, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", None])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_autocast_of_weights_in_fp32_is_on(dtype: str | None, mode: str, tmp_path: Path) -> None:
+    found = trace_step(
+        TraceRequest(config(tmp_path, VIT), 2, dtype=dtype, mode=mode, precision="autocast"), "adamw", 1, "fused", False
+    )
+    products = [op for op in found.kernels if op.name in ("mm", "addmm", "convolution") or "scaled_dot" in op.name]
+    assert {op.inputs[0].dtype for op in products} == {"bf16"}
+    assert found.built["autocast"] == "bf16" and found.built["dtype"] == "fp32"
+    with pytest.raises(KernelcastError, match="runs products in bf16 or fp16, not fp32"):
+        trace(torch.nn.Linear(4, 4), torch.randn(2, 4), precision="autocast", dtype="fp32")
+
+
+def test_checkpointing_is_of_a_function_s_model_too(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(f"""
+import transformers
+def build(batch, seq):
+    return transformers.LlamaForCausalLM(transformers.AutoConfig.for_model(**{LLAMA}))
+""")
+
+    def found(what: str, checkpointing: bool) -> Trace:
+        return run(build(TraceRequest(what, 2, 16, mode="training", checkpointing=checkpointing)), "training")
+
+    plain, again = (found(f"{path}:build", checkpointing) for checkpointing in (False, True))
+    assert not any(op.recomputed for op in plain.ops)
+    # the layer's forward pass, once more: it is not the model's work, so that MFU does not count it
+    assert {op.module.split(".")[1] for op in again.ops if op.recomputed} == {"layers"}
+    assert again.footprint.activations < plain.footprint.activations
+    flops = [[sum(count(op) for op in each.kernels) for each in (plain, again)] for count in (model_flops, op_flops)]
+    assert flops[0][0] == flops[0][1] and flops[1][0] < flops[1][1]
+
+
+@pytest.mark.parametrize("raw", [{**SMALL, "model_type": "bert"}, LLAMA], ids=["bert", "llama"])
+def test_a_graph_replays_the_kernels_of_attention_that_run_eagerly(raw: dict[str, Any], tmp_path: Path) -> None:
+    request = TraceRequest(config(tmp_path, raw), 2, 16)
+    eager, graph = (trace_step(request, "adamw", 1, "fused", graph) for graph in (False, True))
+    assert [op.name for op in graph.kernels] == [op.name for op in eager.kernels]
+    assert not eager.notes and any("while a stream is captured" in note for note in graph.notes)
+    # what transformers does where a program captures it as it is: a mask, and for BERT no fused attention
+    built = build(request)
+    captured = trace(built.model, built.inputs, graph=True)
+    assert any("captured as it is" in note for note in captured.notes)
+    assert len(captured.kernels) > len(eager.kernels)
 
 
 def test_the_command_tells_what_was_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

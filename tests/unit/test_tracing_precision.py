@@ -120,3 +120,24 @@ def test_a_step_whose_optimizer_moves_more_than_the_memory_holds_is_timed() -> N
     # 8.05e9 parameters of 16 bytes fit in 151 GB, though 225 GB move
     step = run_step(found, kc.gpu("h200_sxm"))
     assert step.phase_kernel_s("optimizer") > 28 * found.parameters / kc.gpu("h200_sxm").dram_bytes_per_s
+
+
+def test_pieces_of_an_optimizer_s_pass_hold_as_much() -> None:
+    """Weights and biases alternate in a model's parameters: every second one of them is nearly all of it."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16384, 16384) for _ in range(30))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    with torch.device("meta"):
+        large, x = Large().bfloat16(), torch.empty(1, 16384, dtype=torch.bfloat16)
+    found = trace(large, x, "training", precision="mixed")
+    chip = kc.gpu("h100_sxm")  # a rank's half of the states are 56 GB, of which 113 GB move
+    step = scale(found, chip, TrainingLayout(dp=2, zero=3))
+    assert step.parts_s["optimizer"] > 28 / 2 * found.parameters / chip.dram_bytes_per_s

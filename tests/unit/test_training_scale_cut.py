@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from small_traces import experts, mlp
@@ -10,7 +11,9 @@ from small_traces import experts, mlp
 import kernelcast as kc
 from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.expert_parallel import shard_experts
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.placement import Shard, is_collective, shard_in_view, shard_of_result, shard_tensor
+from kernelcast.training.scale import scale
 from kernelcast.training.tensor_parallel import TensorParallelPlan, shard_tensors
 
 T, H, F = 512, 1024, 4096
@@ -145,3 +148,96 @@ def test_experts_are_cut_by_columns_and_rows() -> None:
 def test_one_rank_is_the_trace_itself() -> None:
     trace = mlp(2)
     assert shard_tensors(trace, 1) is trace and shard_experts(trace, 1) is trace
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_linears_in_fp8_are_sharded(scaled: bool) -> None:
+    """torch._scaled_mm reads a copy of the weight, cast (and scaled) in every step."""
+    torch = pytest.importorskip("torch")
+    from kernelcast.tracing import trace
+
+    class Product(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(x, weight)
+            one = torch.ones((), device=x.device)
+            small = (weight * one).clamp(-448, 448) if scaled else weight
+            a, b = (t.to(torch.float8_e4m3fn) for t in (x, small))
+            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            return grad @ weight, grad.t() @ x
+
+    class Linear(torch.nn.Linear):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            return Product.apply(x, self.weight)
+
+    class Block(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = Linear(256, 1024, bias=False), Linear(1024, 256, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc2(torch.relu(self.fc1(x)))
+
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Block(), Block()])
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    found = trace(Model().bfloat16(), torch.empty(512, 256, dtype=torch.bfloat16), "training")
+    cut = shard_tensors(found, 4)
+    products = [op for op in cut.ops if op.name == "_scaled_mm"]
+    assert [op.arguments[1].shape for op in products] == [(256, 256), (256, 256)] * 2
+    assert [op.outputs[0].shape for op in products] == [(512, 256), (512, 256)] * 2
+    casts = [op.outputs[0].elements for op in cut.ops if op.name == "_to_copy" and op.outputs[0].dtype == "fp8"]
+    assert 256 * 1024 // 4 in casts and 256 * 1024 not in casts  # a rank casts its shard of a weight alone
+    assert sum(g.elements for g in cut.gradients) == found.parameters / 4 and not cut.unsharded
+    assert sum(op.name == "all_reduce" for op in cut.ops) == 2 + 1  # fc2 of each block; the input of the second's fc1
+
+
+def test_lora_leaves_frozen_layers_that_are_sharded_too() -> None:
+    torch = pytest.importorskip("torch")
+    from kernelcast.tracing import trace
+
+    class Lora(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            self.base_layer = torch.nn.Linear(inputs, outputs, bias=False).requires_grad_(False)
+            self.lora_A, self.lora_B = (torch.nn.Linear(*sizes, bias=False) for sizes in ((inputs, 8), (8, outputs)))
+
+        def forward(self, x: Any) -> Any:
+            return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(
+                torch.nn.ModuleDict({"fc1": Lora(256, 1024), "fc2": Lora(1024, 256)}) for _ in range(4)
+            )
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer["fc2"](torch.relu(layer["fc1"](x)))
+            return x
+
+    found = trace(Model(), torch.empty(512, 256), "training")
+    frozen = 4 * 2 * 256 * 1024
+    assert sum(x.elements for x in found.frozen) == frozen
+    assert sum(g.elements for g in found.gradients) == found.parameters - frozen
+    cut = shard_tensors(found, 4)
+    assert sum(x.elements for x in cut.frozen) == frozen / 4
+    h100 = kc.gpu("h100_sxm")
+    whole = found.footprint.parameters
+    plans: list[dict[str, Any]] = [{"dp": 4, "zero": 3}, {"pp": 4, "micro_batches": 4}]
+    for plan in plans:
+        memory = scale(found, h100, TrainingLayout(**plan)).memory
+        assert memory["parameter"] == pytest.approx(whole / 4, rel=0.01), plan
+    assert scale(found, h100, TrainingLayout(dp=4, zero=3)).memory["optimizer"] < found.footprint.optimizer / 3.9

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from kernelcast.schedule.timeline import Collective, schedule_streams
-from kernelcast.tracing.traced import Gradient
 from kernelcast.training.data_parallel import RankParameter, buckets
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.pipeline import PipelineTimes, balanced, most_in_flight, orders, run
@@ -94,7 +93,7 @@ def test_micro_batches_in_flight(stages: int, micro: int) -> None:
 
 
 def test_buckets_fill_in_the_order_of_readiness() -> None:
-    weights = [RankParameter(Gradient(10, 5, ready), 0, "dp", "bf16") for ready in (7, 3, 5, 9)]
+    weights = [RankParameter(10, ready, 0, "dp", "bf16") for ready in (7, 3, 5, 9)]
     found = buckets(weights, 20, "all_reduce")
     # 10 at op 3 and 10 at op 5 fill the first; 7 and 9 the second
     assert [(m.bytes, m.ready) for m in found] == [(20, 5), (20, 9)]

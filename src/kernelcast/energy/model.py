@@ -1,9 +1,12 @@
 """The power model of a GPU: watts at rest, watts while kernels run, joules of a unit of work on each pipeline; and the
 clock that a power limit leaves, with the time and the joules of calls at that clock.
 
-    P = idle + v² (busy · filled SMs + Σ over core pipelines of joules a unit · units/s) + joules a byte · DRAM bytes/s
+    P = asleep + c v² (idle - asleep + busy · filled SMs)
+      + v² Σ over core pipelines of joules a unit · units/s + (m + (1 - m) v²) joules a byte · DRAM bytes/s
 
-``v`` is the voltage, 1 at the full clock and ``voltage`` times as steep as the clock below it. Measured on one GPU
+``c`` is the clock, 1 at its full rate: what toggles every cycle costs as much less as there are fewer of them. ``v`` is
+the voltage, 1 at the full clock and ``voltage`` times as steep as the clock below it. ``m`` is what memory itself
+spends of a byte's joules (``memory``); the rest is spent on the chip. Measured on one GPU
 (``models/*.toml``, made by `kernelcast fit-power`). Another GPU is taken to spend the same shares of its board's power
 on the same things: what its designers give each pipeline at full rate.
 
@@ -45,10 +48,12 @@ class Coefficients:
     """One file of ``models/``: a GPU that was measured."""
 
     id: str
+    asleep_w: float  # nothing runs, clocks down
     idle_w: float  # nothing runs, clocks up
     busy_w: float  # on top while every SM has work, whatever it is
     start_s: float  # of each kernel, in which the SMs have none yet
     voltage: float  # relative slope: v = 1 - voltage · (1 - clock)
+    memory: float  # share of DRAM's joules that are not the chip's
     held: float  # share of the limit that a GPU at its limit draws
     burst: float  # times the limit: what runs of a few milliseconds may draw, as times of calls were measured
     burst_s: float  # a call as long as this was measured at the clock that the limit leaves
@@ -62,10 +67,12 @@ class Coefficients:
 class PowerModel:
     """A GPU's. ``watts``: of each pipeline at its full rate (rows as in PIPELINES), by format of the tensor cores."""
 
+    asleep_w: float
     idle_w: float
     busy_w: float
     start_s: float
     voltage: float
+    memory: float
     limit_w: float  # that it holds, over seconds
     board_w: float  # the same of the board that calls were measured on
     burst_w: float
@@ -80,7 +87,7 @@ class PowerModel:
     @property
     def lowest_w(self) -> float:
         """What it draws at the lowest clock with all SMs at work on nothing much."""
-        return self.idle_w + self.busy_w * (1 - self.voltage * (1 - LOWEST_CLOCK)) ** 2
+        return float(self.resting_w(LOWEST_CLOCK) + self.cycling(LOWEST_CLOCK) * self.busy_w)
 
     def interval(self, joules: float, spread: tuple[float, float]) -> tuple[float, float]:
         """Low and high joules. ``spread``: factors that the interval of the time reaches. Work that takes longer than
@@ -95,9 +102,17 @@ class PowerModel:
         watts[PIPELINES.index("tensor")] = self.tensor_w[_LIKE.get(dtype, dtype)]
         return watts
 
-    def volts(self, clock: Array) -> Array:
+    def volts(self, clock: Any) -> Any:
         """Relative to those of the full clock."""
         return 1 - self.voltage * (1 - clock)
+
+    def cycling(self, clock: Any) -> Any:
+        """Watts of what switches every cycle, over those at the full clock."""
+        return clock * self.volts(clock) ** 2
+
+    def resting_w(self, clock: Any) -> Any:
+        """What it draws while nothing runs, at a clock."""
+        return self.asleep_w + (self.idle_w - self.asleep_w) * self.cycling(clock)
 
 
 @functools.cache
@@ -138,8 +153,9 @@ def power_model_from(measured: Coefficients, reference: Gpu, origin: Gpu, target
         support = "near"
     wider = _WIDER[support]
     return PowerModel(
-        idle_w=measured.idle_w * scale, busy_w=measured.busy_w * scale, start_s=measured.start_s,
-        voltage=measured.voltage, limit_w=target.power_w * measured.held, board_w=origin.power_w * measured.held,
+        asleep_w=measured.asleep_w * scale, idle_w=measured.idle_w * scale, busy_w=measured.busy_w * scale,
+        start_s=measured.start_s, voltage=measured.voltage, memory=measured.memory,
+        limit_w=target.power_w * measured.held, board_w=origin.power_w * measured.held,
         burst_w=origin.power_w * measured.burst, burst_s=measured.burst_s,
         low=measured.low**wider, high=measured.high**wider,
         tensor_w={dtype: watts(f"tensor_{dtype}") for dtype in _TENSOR},
@@ -161,7 +177,7 @@ def rates(target: Gpu) -> dict[str, float]:
 _HALVINGS = 16
 _LAUNCH = PIPELINES.index("launch")
 _CORE = np.array([name not in (*MEMORY, "launch") for name in PIPELINES])
-_MEMORY = np.array([name in MEMORY for name in PIPELINES])
+_DRAM, _LINK = (PIPELINES.index(name) for name in MEMORY)
 
 
 @dataclass(frozen=True)
@@ -216,7 +232,9 @@ class _PowerDraw:
             watts[:, calls.dtype == dtype] = model.watts(dtype)[:, None]
         joules = watts * calls.busy_s
         start_s = model.start_s * calls.launches
-        return cls(model, calls.busy_s, joules[_CORE].sum(0), joules[_MEMORY].sum(0), calls.filled, start_s)
+        memory_j = model.memory * joules[_DRAM]
+        core_j = joules[_CORE].sum(0) + joules[_DRAM] - memory_j
+        return cls(model, calls.busy_s, core_j, memory_j + joules[_LINK], calls.filled, start_s)
 
     @cached_property
     def _work(self) -> tuple[Array, Array]:
@@ -232,8 +250,10 @@ class _PowerDraw:
         return np.where(full > 0, np.maximum(1.0, overlapped(work) / np.maximum(full, 1e-300)), 1.0)
 
     def joules(self, clock: Array, time_s: Array) -> Array:
-        core = self.core_j + self.model.busy_w * self.filled * np.maximum(0.0, time_s - self.start_s)
-        return self.model.idle_w * time_s + self.model.volts(clock) ** 2 * core + self.memory_j
+        model = self.model
+        busy_w = model.cycling(clock) * model.busy_w * self.filled
+        switched = busy_w * np.maximum(0.0, time_s - self.start_s) + model.volts(clock) ** 2 * self.core_j
+        return model.resting_w(clock) * time_s + switched + self.memory_j
 
     def full_time(self, time_s: Array) -> Array:
         """At the full clock, of calls that were measured in bursts; long ones at the clock that the limit leaves."""
@@ -297,7 +317,7 @@ def run_operating_point(
 
     def drawn(clock: Array) -> tuple[Array, Array]:
         each = full_s * draw.slower(clock)
-        joules = np.sum(counts * draw.joules(clock, each)) + model.idle_w * waits_s
+        joules = np.sum(counts * draw.joules(clock, each)) + np.sum(model.resting_w(clock)) * waits_s
         return np.reshape(joules, 1), np.reshape(np.sum(counts * each) + waits_s, 1)
 
     clock = clock_under(drawn, model.limit_w, (1,))

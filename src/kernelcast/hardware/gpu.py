@@ -169,6 +169,10 @@ class Gpu(HtmlRepr):
         """The peak that MFU is relative to: bf16, fp16 where there is none (V100, T4), fp32 without tensor cores."""
         return self.tensor_flops_per_s("bf16") or self.tensor_flops_per_s("fp16") or self.fma_flops_per_s("fp32")
 
+    def product_flops_per_s(self, dtype: str) -> float:
+        """The peak of matrix products in a format, which MFU is relative to; of bf16 where there is none."""
+        return self.tensor_flops_per_s(dtype) or self.fma_flops_per_s(dtype) or self.mfu_flops_per_s
+
     @property
     def xu_ops_per_s(self) -> float:
         return self.xu_ops_per_clk_sm * self.sm_count * self.clock_boost_hz

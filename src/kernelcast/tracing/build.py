@@ -21,7 +21,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.models.catalogue import config as config_of
 from kernelcast.tracing.cuda_like import gpu_present
 from kernelcast.tracing.frames import line_of
-from kernelcast.tracing.hub import ModelInputs, config_dtype, hub_model, required
+from kernelcast.tracing.hub import ModelInputs, config_dtype, enable_checkpointing, hub_model, required
 from kernelcast.tracing.meta_model import building, fill_buffers, with_values
 from kernelcast.tracing.run import DTYPES, PRECISIONS, call_model
 from kernelcast.tracing.values import KnownValues
@@ -54,6 +54,15 @@ class TraceRequest:
                 raise KernelcastError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
         if self.mode == "inference" and self.precision == "mixed":
             raise KernelcastError("precision 'mixed' is of training: master weights are the optimizer's")
+        if self.mode == "inference" and self.checkpointing:
+            raise KernelcastError("checkpointing is of training: it recomputes in the backward pass")
+        if self.mode == "training" and self.cache:
+            raise KernelcastError("cache is of inference: training keeps no KV cache")
+
+    @property
+    def autocast(self) -> str:
+        """The format of products under autocast, which keeps weights in fp32."""
+        return self.dtype if self.dtype in ("bf16", "fp16") else "bf16"
 
 
 @dataclass(frozen=True)
@@ -155,11 +164,13 @@ def _checked(name: str, built: Any, request: TraceRequest, explicit: bool, value
         dtype = _weights_dtype(request, "fp32")
         model = model.to(dtype)
         inputs = tree_map(lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x, inputs)
+    if request.checkpointing:
+        enable_checkpointing(model, name)
     _initialise(model, inputs, name)
     weights = _main_dtype(model)
     why = f"converted to {weights}" if convert else f"in the model's own {weights}"
-    products = (request.dtype or "bf16") if precision == "autocast" else request.dtype or weights
-    summary = _summary(model, inputs, weights, why, precision, notes, request.mode)
+    products = request.autocast if precision == "autocast" else request.dtype or weights
+    summary = _summary(model, inputs, weights, why, precision, notes, request)
     return BuiltModel(name, model, inputs, parts[2] if len(parts) > 2 else None, precision, products, summary)
 
 
@@ -186,12 +197,12 @@ def _from_config(request: TraceRequest) -> BuiltModel:
     why = "as given" if request.dtype else "as the config says" if stored else "where the config says nothing"
     dtype = DTYPES[products]
     if precision == "autocast":
-        dtype, products, why = torch.float32, request.dtype or "bf16", "as autocast keeps them"
+        dtype, products, why = torch.float32, request.autocast, "as autocast keeps them"
     model, notes = hub_model(raw, request, dtype)
     make = ModelInputs(model, request)
     inputs = make.build()
     weights = _NAMES[dtype]
-    summary = _summary(model, inputs, weights, f"{weights} {why}", precision, [*make.notes, *notes], request.mode)
+    summary = _summary(model, inputs, weights, f"{weights} {why}", precision, [*make.notes, *notes], request)
     return BuiltModel(name, model, inputs, None, precision, products, summary)
 
 
@@ -212,7 +223,7 @@ def _main_dtype(model: nn.Module) -> str:
 
 
 def _summary(
-    model: nn.Module, inputs: Any, weights: str, why: str, precision: str, notes: list[str], mode: str
+    model: nn.Module, inputs: Any, weights: str, why: str, precision: str, notes: list[str], request: TraceRequest
 ) -> dict[str, Any]:
     if not isinstance(inputs, Mapping):
         inputs = dict(enumerate(inputs if isinstance(inputs, (tuple, list)) else [inputs]))
@@ -221,7 +232,8 @@ def _summary(
     return {
         "class": type(model).__name__, "inputs": shapes | plain, "dtype": weights, "dtype_why": why,
         "precision": precision,
+        **({"autocast": request.autocast} if precision == "autocast" else {}),
         **({"cache": plain["use_cache"]} if "use_cache" in plain else {}),
         **({"logits": "last" if plain.get("logits_to_keep") else "all"} if hasattr(model, "lm_head") else {}),
-        **({"notes": notes} if notes else {}), "trains": mode == "training",
+        **({"notes": notes} if notes else {}), "trains": request.mode == "training",
     }  # fmt: skip

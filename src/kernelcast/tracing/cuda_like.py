@@ -7,6 +7,7 @@ decompose each of them into other ops than those that run.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -214,10 +215,27 @@ _GUARDS = [
 ]
 
 
+class StreamCapture:
+    """torch.cuda.is_current_stream_capturing. ``masks``: whether transformers asked before it left an attention mask
+    out: while a stream is captured it cannot look for padding, and always builds one (masking_utils.py)."""
+
+    _ASKING = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
+
+    def __init__(self, captured: bool) -> None:
+        self.captured, self.masks = captured, False
+
+    def __call__(self) -> bool:
+        frame = sys._getframe(1)
+        for _ in range(4):  # is_cuda_stream_capturing, is_tracing, and what asks
+            self.masks |= frame.f_globals.get("__name__") in self._ASKING
+            frame = frame.f_back or frame
+        return self.captured
+
+
 @contextlib.contextmanager
-def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[None]:
-    """PyTorch's checks see a GPU: autocast to bf16, fused and multi-tensor optimizers, and
-    whether the step is being ``captured`` in a CUDA graph, which some libraries check."""
+def gpu_present(attention: str = "fused", capture: StreamCapture | None = None) -> Iterator[None]:
+    """PyTorch's checks see a GPU: autocast to bf16, fused and multi-tensor optimizers, and whether the step is being
+    captured in a CUDA graph (None: not), which some libraries check."""
     devices: Callable[[], list[str]] = lambda: ["cuda", "cpu", "meta"]  # noqa: E731
     optimizer = "torch.optim.optimizer"
     with contextlib.ExitStack() as stack:
@@ -231,7 +249,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
             ("torch.cuda.is_available", lambda: True),
             ("torch.cuda.current_device", lambda: 0),
-            ("torch.cuda.is_current_stream_capturing", lambda: captured),
+            ("torch.cuda.is_current_stream_capturing", capture or StreamCapture(False)),
             ("torch.cuda.synchronize", lambda *_, **__: None),
             ("torch.cuda.set_device", lambda *_, **__: None),
             ("torch.cuda.empty_cache", lambda: None),

@@ -9,13 +9,13 @@ before it, so that no two groups wait for one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.elementwise import cost_of, kernel_name
 from kernelcast.tracing.aten.table import OpSettings, number_format, pointwise, rule
-from kernelcast.tracing.traced import Op, Tensor, Trace
+from kernelcast.tracing.traced import Gradient, Op, Tensor, Trace
 
 FUSED = "fused"
 _COPIES = ("_to_copy", "clone", "copy", "copy_", "contiguous", "expand_copy", "permute_copy", "view_copy")
@@ -78,7 +78,16 @@ def fuse(trace: Trace) -> Trace:
         for storage in group.read:
             readers.setdefault(storage, set()).add(at)
     ops = tuple(_joined(each, at, readers) if len(each.ops) > 1 else each.ops[0] for at, each in enumerate(groups))
-    return replace(trace, ops=ops, gradients=(), module_calls={})
+    at_op = {id(op): at for at, group in enumerate(groups) for op in group.ops}
+    gradients = tuple(replace(each, ready=at_op[id(_writer(trace, each, at_op))]) for each in trace.gradients)
+    return replace(trace, ops=ops, gradients=gradients, module_calls={})
+
+
+def _writer(trace: Trace, gradient: Gradient, kept: Container[int]) -> Op:
+    """The last op of those ``kept``, by id, that writes the gradient, or of which it is a view."""
+    made = {x.storage for x in trace.ops[gradient.ready].outputs if x.elements == gradient.elements}
+    before = [op for op in trace.ops[gradient.ready :: -1] if id(op) in kept]
+    return next((op for op in before if made.intersection(x.storage for x in op.outputs)), before[0])
 
 
 def _grouped(trace: Trace) -> list[_Group]:
@@ -86,8 +95,11 @@ def _grouped(trace: Trace) -> list[_Group]:
     groups: list[_Group] = []
     writer: dict[int, _Group] = {}  # of a storage, the last one
     touching: dict[int, _Group] = {}  # the last group that fuses and reads it
+    began, phase = -1, None
     for at, op in enumerate(op for op in trace.ops if op.op_type == "kernel" and not _constant(op)):
         walk, group = _walk(op), None
+        if op.phase != phase:
+            began, phase = at - 1, op.phase
         if walk.fuses:
             near = [
                 candidate
@@ -97,8 +109,8 @@ def _grouped(trace: Trace) -> list[_Group]:
             ]
             group = next((g for g in sorted(near, key=lambda g: -g.start) if _joins(op, walk, g, writer)), None)
         if group is None:
-            # what reads nothing can run first
-            group = _Group(at if op.inputs else -1, walk.elements, op.phase, walk.fuses)
+            # what reads nothing can run first in its phase
+            group = _Group(at if op.inputs else began, walk.elements, op.phase, walk.fuses)
             groups.append(group)
         group.add(op, walk)
         for x in op.outputs or op.inputs[:1]:

@@ -68,10 +68,18 @@ def hub_model(raw: Mapping[str, Any], request: TraceRequest, dtype: torch.dtype)
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise KernelcastError(f"{line_of(error)}transformers does not build {request.what}: {text}") from error
     if request.checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise KernelcastError(f"{type(model).__name__} has no gradient checkpointing")
-        model.gradient_checkpointing_enable()
+        enable_checkpointing(model, type(model).__name__)
     return model, notes
+
+
+def enable_checkpointing(model: Any, name: str) -> None:
+    """Hugging Face's activation checkpointing, of every layer."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise KernelcastError(
+            f"checkpointing: {name} gives no Hugging Face model that supports it; "
+            "call torch.utils.checkpoint.checkpoint in the model's forward instead"
+        )
+    model.gradient_checkpointing_enable()
 
 
 def _convert(model: Any, dtype: torch.dtype) -> None:
@@ -220,9 +228,16 @@ class ModelInputs:
         longest, seq = _integer(self.text, *names), self.request.seq
         if seq is None:
             return min(TOKENS, longest or TOKENS)
-        if longest and seq > longest:
+        if longest and seq > longest and self._rotates():
+            note = f"{seq:,} tokens are more than the {longest:,} that the config names: its rotary positions go on"
+            self.notes += [note] * (note not in self.notes)
+        elif longest and seq > longest:
             raise KernelcastError(f"seq {seq:,} exceeds the {longest:,} positions of {self.request.what}")
         return seq
+
+    def _rotates(self) -> bool:
+        """Whether positions are rotations (RoPE), of which there is no table that ends."""
+        return any("rotary" in name for name, _ in self.model.named_modules())
 
     def _tokens(self, length: int) -> torch.Tensor:
         """Ordinary tokens: none that stands for an image, an end or padding."""

@@ -34,6 +34,8 @@ _HOST_ONLY = {
     "transpose_", "t_", "squeeze_", "unsqueeze_", "swapdims_", "swapaxes_",
 }  # fmt: skip
 _META = torch.device("meta")
+_EVEN = "tokens are assumed to be routed evenly to experts"
+_MASKED = "captured as it is: transformers then builds attention masks, for which attention runs other kernels"
 _ROUTER = re.compile(r"router|gat(e|ing)|moe|mlp|ffn|feed_forward|expert", re.IGNORECASE)
 
 
@@ -107,11 +109,11 @@ class Recorder(TorchDispatchMode):
         """The step is over."""
         self._count_calls()
 
-    def recorded(self) -> dict[str, Any]:
-        """Fields of the trace."""
-        notes = ("tokens are assumed to be routed evenly to experts",) if self.values.even_routing else ()
+    def recorded(self, masked: bool) -> dict[str, Any]:
+        """Fields of the trace. ``masked``: attention has masks that only a captured step has."""
+        notes = [_EVEN] * self.values.even_routing + [_MASKED] * masked
         counted = {"module_calls": self.module_calls, "python_calls": self.python_calls}
-        return {"ops": tuple(self.ops), "notes": notes, **counted}
+        return {"ops": tuple(self.ops), "notes": tuple(notes), **counted}
 
     def forget_ops(self) -> None:
         """Drop what was recorded so far (preparation); live storages stay."""
@@ -139,7 +141,12 @@ class Recorder(TorchDispatchMode):
         given = {key: self._plain(value) for key, value in options.items() if key not in ("device", "layout")}
         results = tuple(self.tensor(leaf) for leaf in outputs)
         op_type = self._op_type(name, func, args, outputs)
-        self.ops.append(Op(name, arguments, given, results, op_type, self.phase, self._module(), self.calls.count))
+        # nodes of the backward pass run with gradients off; what checkpointing runs again inside one, with them on
+        inside = self.phase == "backward" and torch._C._current_autograd_node() is not None
+        again = inside and torch.is_grad_enabled()
+        self.ops.append(
+            Op(name, arguments, given, results, op_type, self.phase, self._module(), self.calls.count, again)
+        )
 
     def _module(self) -> str:
         """The module that runs; in the backward pass the one whose forward made the gradient's node."""

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from kernelcast.errors import KernelcastError
-from kernelcast.tracing.cuda_like import CudaFunctionMode, check_attention, gpu_present, on_meta
+from kernelcast.tracing.cuda_like import CudaFunctionMode, StreamCapture, check_attention, gpu_present, on_meta
 from kernelcast.tracing.frames import line_of
 from kernelcast.tracing.meta_model import as_traced, quiet
 from kernelcast.tracing.record import Recorder, tensors_in
@@ -66,11 +66,12 @@ def trace(
     ``dtype``).
     """
     model = _unwrapped(model)
-    _check(mode, accumulate, attention, optimizer, precision, dtype)
+    check_options(mode, accumulate, attention, optimizer, precision, dtype)
     recorder = Recorder(attention)
     gpu = CudaFunctionMode(recorder.values, recorder.listed)
     module = model if isinstance(model, nn.Module) else nn.Module()  # a function has no weights
-    with gpu_present(attention, graph), as_traced(module, mode, recorder):
+    capture = StreamCapture(graph)
+    with gpu_present(attention, capture), as_traced(module, mode, recorder):
         weights = list(module.parameters())
         _check_weights(precision, mode, weights)
         meta_inputs = tree_map(lambda leaf: _meta(leaf, recorder), inputs)
@@ -81,6 +82,7 @@ def trace(
             states = step.training(weights, optimizer, accumulate) if mode == "training" else step.inference()
         recorder.end()
         gradients = _gradients(weights, recorder)
+        frozen = tuple(recorder.tensor(x) for x in weights if x.grad is None)
         owned = {"optimizer": recorder.storages(states), "gradients": [number for number, _ in gradients], **owned}
     default_name = type(module).__name__ if module is model else str(getattr(model, "__name__", "function"))
     return Trace(
@@ -90,8 +92,10 @@ def trace(
         parameter_tensors=len(weights),
         footprint=_footprint(recorder, owned),
         gradients=tuple(gradient for _, gradient in gradients),
+        frozen=frozen,
         nodes=step.nodes,
-        **recorder.recorded(),
+        unmasked=capture.masks and not graph,
+        **recorder.recorded(capture.masks and graph),
         **_sizes(meta_inputs, accumulate),
         **_tp_plan(module),
     )
@@ -117,7 +121,8 @@ def _unwrapped(model: Any) -> Any:
     return model
 
 
-def _check(mode: str, accumulate: int, attention: str, optimizer: Any, precision: str, dtype: str) -> None:
+def check_options(mode: str, accumulate: int, attention: str, optimizer: Any, precision: str, dtype: str) -> None:
+    """Refuse options that no step has, before anything is built."""
     names = {"mode": (mode, MODES), "precision": (precision, PRECISIONS), "dtype": (dtype, DTYPES)}
     for name, (value, known) in names.items():
         if value not in known:
@@ -127,6 +132,8 @@ def _check(mode: str, accumulate: int, attention: str, optimizer: Any, precision
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
         raise KernelcastError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}, or a function")
     check_attention(attention)
+    if precision == "autocast" and DTYPES[dtype] not in _NARROW:
+        raise KernelcastError(f"precision 'autocast' runs products in bf16 or fp16, not {dtype}")
 
 
 def _check_weights(precision: str, mode: str, weights: list[Any]) -> None:

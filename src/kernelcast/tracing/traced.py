@@ -77,6 +77,7 @@ class Op:
     phase: Phase
     module: str  # where in the model: layers.0.mlp
     at: int = 0  # calls of Python functions that the program made before it, since the step began
+    recomputed: bool = False  # of the forward pass, run again in the backward pass (activation checkpointing)
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -143,7 +144,9 @@ class Trace:
     notes: tuple[str, ...] = ()  # assumptions
     tp_plan: dict[str, str] = field(default_factory=dict)  # the model's own tensor parallel plan
     unsharded: tuple[tuple[str, int], ...] = ()  # of a tensor-parallel rank: replicated modules, and their parameters
+    unmasked: bool = False  # transformers left out attention masks, which it builds where a CUDA graph is captured
     nodes: int = 0  # of autograd's graph in the backward pass, those that launch nothing too
+    frozen: tuple[Tensor, ...] = ()  # parameters that get no gradient (what LoRA leaves as it is)
 
     @property
     def kernels(self) -> list[Op]:

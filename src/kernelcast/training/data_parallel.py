@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kernelcast.schedule.timeline import Collective
-from kernelcast.tracing.traced import Gradient
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.step import LaunchQueue
 
@@ -16,9 +15,11 @@ _ALL = float("inf")  # bytes: whatever there is goes in one bucket
 
 @dataclass(frozen=True)
 class RankParameter:
-    """A parameter of one rank, by its gradient: its unit of the model, and the group that replicates it."""
+    """A parameter of one rank: its unit of the model, and the group that replicates it. ``ready``: the op after which
+    its gradient may be sent; None: it is frozen and has none."""
 
-    gradient: Gradient
+    bytes: float
+    ready: int | None
     unit: int
     group: str  # dp, or expert_dp
     dtype: str
@@ -34,12 +35,12 @@ class Bucket:
 
 
 def buckets(weights: Sequence[RankParameter], limit_bytes: float, op: str) -> list[Bucket]:
-    """Gradients in the order in which they are ready, sent when ``limit_bytes`` are full, as DDP does."""
+    """Gradients in the order in which they are ready, sent when ``limit_bytes`` are full, as in DDP; or parameters."""
     full: list[Bucket] = []
     for group, dtype in dict.fromkeys((w.group, w.dtype) for w in weights):
         held, ready = 0.0, 0
-        for w in sorted((w for w in weights if (w.group, w.dtype) == (group, dtype)), key=lambda w: w.gradient.ready):
-            held, ready = held + w.gradient.bytes, w.gradient.ready
+        for w in sorted((w for w in weights if (w.group, w.dtype) == (group, dtype)), key=lambda w: w.ready or 0):
+            held, ready = held + w.bytes, w.ready or 0
             if held >= limit_bytes:
                 full.append(Bucket(op, held, dtype, group, ready))
                 held = 0.0
@@ -65,9 +66,10 @@ class DataParallel:
             return
         op = "reduce_scatter" if zero else "all_reduce"
         if zero == 3:
-            buckets_ready = [m for unit in sorted(self._units) for m in buckets(self._units[unit], _ALL, op)]
+            units = ([w for w in self._units[unit] if w.ready is not None] for unit in sorted(self._units))
+            buckets_ready = [bucket for weights in units for bucket in buckets(weights, _ALL, op)]
         else:
-            buckets_ready = buckets(self.weights, self.layout.bucket_bytes if overlap else _ALL, op)
+            buckets_ready = buckets(self._trained, self.layout.bucket_bytes if overlap else _ALL, op)
         for bucket in buckets_ready:
             after = queue.kernel_at(bucket.ready) if overlap else len(queue.kernels) - 1
             yield self._job(bucket, after, waits)
@@ -76,7 +78,7 @@ class DataParallel:
         """After the optimizer, whose kernels are ``end``, each rank has its shard of the new parameters: ZeRO 1 and 2
         gather them at once."""
         if self.layout.dp > 1 and self.layout.zero in (1, 2):
-            for bucket in buckets(self.weights, _ALL, "all_gather"):
+            for bucket in buckets(self._trained, _ALL, "all_gather"):
                 yield self._job(bucket, end - 1, end)
 
     def gathers(self, queue: LaunchQueue) -> Iterator[Collective]:
@@ -91,6 +93,10 @@ class DataParallel:
             for bucket in buckets(self._units.get(unit, ()), _ALL, "all_gather"):
                 yield self._job(bucket, before - 1, first)
             before = first
+
+    @cached_property
+    def _trained(self) -> list[RankParameter]:
+        return [weight for weight in self.weights if weight.ready is not None]
 
     @cached_property
     def _units(self) -> dict[int, list[RankParameter]]:

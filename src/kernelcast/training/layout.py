@@ -21,8 +21,9 @@ class TrainingLayout:
     """``dp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then dp, then pp (Megatron's order).
 
     ``zero``: 0 replicates everything on the dp ranks, 1 shards optimizer states, 2 gradients too, 3 parameters too
-    (FSDP). ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE micro-batch of one dp
-    rank, before the optimizer's step. ``virtual_stages``: parts of the model per stage of the interleaved schedule.
+    (FSDP), frozen ones too. ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE
+    micro-batch of one dp rank, before the optimizer's step. ``virtual_stages``: parts of the model per stage of the
+    interleaved schedule.
     ``bucket_bytes``: gradients that are sent together. ``overlap``: they are sent while the backward pass runs (DDP,
     FSDP), or all at its end (Megatron without --overlap-grad-reduce). ``stage_layers``: layers on each stage, in order;
     not given: balanced by time.
@@ -49,6 +50,8 @@ class TrainingLayout:
             raise KernelcastError(f"zero must be 0, 1, 2 or 3, not {self.zero!r}")
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
+        if self.zero and self.dp == 1:
+            raise KernelcastError(f"zero {self.zero} shards over the dp ranks: give dp of 2 or more")
         if self.dp % self.ep:
             raise KernelcastError(f"ep {self.ep} does not divide dp {self.dp}: experts are on the dp ranks")
         if self.sequence_parallel and self.tp == 1:
@@ -113,15 +116,21 @@ class ProcessGroup:
 
     def launches(self, op: str, size_bytes: float, dtype: str, gpu: Gpu) -> Iterator[Launch]:
         """The kernel calls of one collective. Ranks of a node reduce over its links first, then each exchanges with its
-        peers in the other nodes over its port (as NCCL's rings and trees do; here one after another)."""
+        peers in the other nodes over its port (as NCCL's rings and trees do; here one after another). In an all-to-all
+        each GPU sends what other nodes get over its own port."""
         if self.world == 1 or size_bytes < 1:
             return
         inside = max(1, self.gpus_per_node // self.stride)
         if nvlink_domain(gpu) or self.world <= inside:
             yield collective_launch(op, size_bytes, self.world, dtype, None)
             return
-        if inside == 1 or self.world % inside or op == "all_to_all":
+        if inside == 1 or self.world % inside:
             yield collective_launch(op, size_bytes, self.world, dtype, self.between_nodes)
+            return
+        if op == "all_to_all":  # what stays in the node goes over its links, the rest over each GPU's own port
+            crossing = size_bytes * (self.world - inside) / (self.world - 1)  # of which (world - 1) / world is sent
+            yield collective_launch(op, size_bytes * inside / self.world, inside, dtype, None)
+            yield collective_launch(op, crossing, self.world, dtype, self.between_nodes)
             return
         nodes, part = self.world // inside, size_bytes / inside
         if op in ("all_reduce", "reduce_scatter"):

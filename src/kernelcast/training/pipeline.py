@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -12,7 +13,7 @@ import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing.traced import Gradient, Op, Tensor, Trace
-from kernelcast.training.placement import is_tensor_list, parameter_groups, with_tensors
+from kernelcast.training.placement import of_parameters, parameter_groups, with_tensors
 
 # layers.3, h.3, encoder.layer.3, blocks.3: the first number in a module's path after one of these names
 _LAYER = re.compile(r"^(?:.*?\.)?(?:layers?|h|blocks?|block_list)\.\d+(?=\.|$)")
@@ -68,14 +69,16 @@ class LayerMap:
         outputs = sorted(self.trace.ops[gradient.ready].outputs, key=lambda out: out.elements != gradient.elements)
         return self.owner.get(outputs[0].storage, unit) if outputs else unit
 
-    def tied_bytes(self) -> float:
-        """Tables of tokens that the head reads as well: a pipeline keeps them on its first and its last stage."""
+    def tied_bytes(self, frozen: bool = True) -> float:
+        """Tables of tokens that the head reads as well: a pipeline keeps them on its first and its last stage.
+        ``frozen``: those that are not trained too."""
+        fixed = set() if frozen else {x.storage for x in self.trace.frozen}
         tables = {op.arguments[0].storage: op.arguments[0] for op in self.trace.ops if op.name == "embedding"}
         used = {
             x.storage for op, unit in zip(self.trace.ops, self.unit, strict=True)
             if op.phase == "forward" and unit > self.count and op.name != "embedding" for x in op.inputs
         }  # fmt: skip
-        return float(sum(x.bytes for at, x in tables.items() if at in used))
+        return float(sum(x.bytes for at, x in tables.items() if at in used - fixed))
 
 
 def _layer_name(path: str) -> str:
@@ -85,18 +88,29 @@ def _layer_name(path: str) -> str:
 
 def parts(layer_map: LayerMap, unit_s: Sequence[float], count: int, given: Sequence[int] | None = None) -> list[int]:
     """The part of each unit when the layers are split into ``count`` runs; what comes before and after is in the
-    first and the last. ``given``: layers of each part; else the slowest part is as fast as it can be."""
+    first and the last. With more parts than layers the embedding or the head is one of its own (Megatron's
+    --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split). ``given``: layers of each
+    part, of the first and the last 0 too; else the slowest part is as fast as it can be."""
     layers = layer_map.count
+    first, last = unit_s[0] > 0, unit_s[layers + 1] > 0  # whether there is an embedding, and a head
     if count == 1:
         return [0] * (layers + 2)
-    if count > layers:
-        raise KernelcastError(
-            f"{count} parts (pp x virtual_stages) are more than the {layers} layers found in {layer_map.trace.name}"
-        )
     if given is not None:
-        if sum(given) != layers or min(given) < 1:
-            raise KernelcastError(f"stage_layers {tuple(given)} must be 1 or more each and add up to {layers} layers")
+        if sum(given) != layers or min(given[1:-1], default=1) < 1 or min(given) < 0:
+            raise KernelcastError(
+                f"stage_layers {tuple(given)} must add up to {layers} layers, 1 or more each; the first and the last "
+                "may have none"
+            )
         sizes = list(given)
+    elif count > layers + first + last:
+        raise KernelcastError(
+            f"{count} parts (pp x virtual_stages) are more than the {layers} layers found in {layer_map.trace.name}, "
+            "its embedding and its head"
+        )
+    elif count > layers:
+        sizes = balanced(unit_s[1 - first : layers + 1 + last], count)
+        some = [part for part, size in enumerate(sizes) for _ in range(size)]
+        return [*[0] * (1 - first), *some, *[count - 1] * (1 - last)]
     else:
         times = np.array(unit_s[1 : layers + 1], dtype=float)
         times[0] += unit_s[0]
@@ -133,15 +147,16 @@ def sent_bytes(layer_map: LayerMap, part_of: Sequence[int], part: int) -> tuple[
     """The activations that the forward pass of ``part`` sends to the next part, and their format."""
     made: dict[int, Tensor] = {}
     sent: dict[int, Tensor] = {}
+    embedding = part_of.count(part) == 1 and part_of[0] == part  # alone
     for op, unit in zip(layer_map.trace.ops, layer_map.unit, strict=True):
         if op.phase != "forward":
             continue
         if part_of[unit] == part + 1:
             sent |= {x.storage: made[x.storage] for x in op.inputs if x.storage in made}
-        if part_of[unit] == part and unit > 0:  # masks and position tables are recomputed on each stage
+        if part_of[unit] == part and (unit > 0 or embedding):  # masks and position tables are recomputed on each stage
             made |= {out.storage: out for out in op.outputs if out.dtype in ("fp32", "bf16", "fp16")}
-    dtype = next((x.dtype for x in sent.values()), "bf16")
-    return float(sum(x.bytes for x in sent.values())), dtype
+    sizes = sorted(sent.values(), key=lambda x: -x.bytes)[: 1 if embedding else None]
+    return float(sum(x.bytes for x in sizes)), next((x.dtype for x in sizes), "bf16")
 
 
 def optimizer_ops(
@@ -168,12 +183,8 @@ def optimizer_ops(
         chosen = [i for i, group in enumerate(groups) if mine(group)]
         if not chosen:
             continue
-        arguments = tuple(
-            tuple(value[i] for i in chosen if i < len(value)) if is_tensor_list(value) else value
-            for value in op.arguments
-        )
-        outputs = [op.outputs[i] for i in chosen] if len(op.outputs) == len(groups) else op.outputs
-        yield at, with_tensors(replace(op, arguments=arguments), part, tuple(part(x) for x in outputs))
+        own = of_parameters(op, chosen)
+        yield at, with_tensors(own, part, tuple(part(x) for x in own.outputs))
 
 
 class PipelineTask(NamedTuple):
@@ -272,3 +283,22 @@ def _time_s(task: PipelineTask, timing: PipelineTimes, micro_batches: int) -> fl
 def most_in_flight(order: Sequence[PipelineTask]) -> int:
     """Forward passes of a stage whose backward pass has not run, at most."""
     return max(accumulate(-1 if task.backward else 1 for task in order))
+
+
+class HeldPasses(NamedTuple):
+    """While a task of a stage runs: the passes of each part that hold activations, the one that runs among them."""
+
+    backward: bool
+    part: int
+    held: tuple[tuple[int, int], ...]  # (part, passes)
+
+
+def held_passes(order: Sequence[PipelineTask]) -> set[HeldPasses]:
+    """Every state that a stage is in. With virtual stages it holds other numbers of passes of each of its parts."""
+    held: Counter[int] = Counter()
+    states = set()
+    for task in order:
+        held[task.part] += not task.backward
+        states.add(HeldPasses(task.backward, task.part, tuple(sorted(held.items()))))
+        held[task.part] -= task.backward
+    return states

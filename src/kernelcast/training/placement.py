@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -121,6 +121,16 @@ def parameter_groups(op: Op) -> list[list[Tensor]]:
     return [[tensors[i] for tensors in lists if i < len(tensors)] for i in range(len(lists[0]))]
 
 
+def of_parameters(op: Op, chosen: Sequence[int]) -> Op:
+    """An optimizer's op on these of its parameters, by their places in ``parameter_groups``."""
+    count = len(parameter_groups(op))
+    arguments = tuple(
+        tuple(value[i] for i in chosen if i < len(value)) if is_tensor_list(value) else value for value in op.arguments
+    )
+    outputs = tuple(op.outputs[i] for i in chosen) if len(op.outputs) == count else op.outputs
+    return replace(op, arguments=arguments, outputs=outputs)
+
+
 def is_collective(op: Op) -> bool:
     return op.name in _COLLECTIVES and "group" in op.options
 
@@ -174,7 +184,8 @@ class TraceSharder:
     def sharded(self) -> Trace:
         """The trace of one rank."""
         gradients = tuple(self._gradient(g) for g in self.trace.gradients)
-        return replace(self.trace, ops=tuple(self._ops), gradients=gradients)
+        frozen = tuple(shard_tensor(x, self.shard(x), self.ranks) for x in self.trace.frozen)
+        return replace(self.trace, ops=tuple(self._ops), gradients=gradients, frozen=frozen)
 
     def _gradient(self, gradient: Gradient) -> Gradient:
         """The gradient with the size that its op writes on one rank."""

@@ -10,15 +10,15 @@ import numpy as np
 from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.ops.work import Array
 from kernelcast.schedule import Host, Memory
 from kernelcast.tracing.aten import OpLaunches, OpSettings
+from kernelcast.tracing.fusion import fuse
 from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.data_parallel import Bucket, DataParallel, RankParameter
 from kernelcast.training.expert_parallel import shard_experts
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import Lifetime, activations, alive_bytes, with_overhead
-from kernelcast.training.pipeline import LayerMap, optimizer_ops, parts
+from kernelcast.training.pipeline import LayerMap, PipelineTask, held_passes, most_in_flight, optimizer_ops, parts
 from kernelcast.training.placement import is_collective
 from kernelcast.training.step import LaunchQueue, OpKernels, launch_costs, op_cost, predict_ops
 from kernelcast.training.tensor_parallel import TensorParallelPlan, shard_tensors
@@ -29,24 +29,32 @@ class Rank:
 
     def __init__(
         self, trace: Trace, layout: TrainingLayout, times: Times, machine: Host, graph: bool, tf32: bool,
-        tp_plan: TensorParallelPlan | None,
+        tp_plan: TensorParallelPlan | None, compiled: bool = False,
     ) -> None:  # fmt: skip
         self.trace, self.layout, self.times, self.machine, self.graph = trace, layout, times, machine, graph
         self.gpu: Gpu = times.gpu
         self.settings = OpSettings(tf32=tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
         sharded = shard_experts(trace, layout.ep)
-        self.rank_trace = shard_tensors(sharded, layout.tp, layout.sequence_parallel, tp_plan)
+        of_rank = shard_tensors(sharded, layout.tp, layout.sequence_parallel, tp_plan)
+        self.rank_trace = fuse(of_rank) if compiled else of_rank  # a compiler sees what one rank runs
         self.layers = LayerMap(self.rank_trace)
         self.host_s = launch_costs(self.rank_trace, machine)
-        experts = [a.elements != b.elements for a, b in zip(trace.gradients, sharded.gradients, strict=True)]
-        self.weights = [
-            RankParameter(
-                gradient=g,
-                unit=self.layers.gradient_unit(g),
-                group="expert_dp" if expert else "dp",
-                dtype={4: "fp32", 2: "bf16"}.get(g.bytes // max(1, g.elements), "fp32"),
-            )
+        self.weights = [*self._trained(sharded), *self._frozen(sharded)]
+
+    def _trained(self, sharded: Trace) -> list[RankParameter]:
+        """Parameters by their gradients. ``sharded``: the trace after expert parallelism alone."""
+        experts = [a.elements != b.elements for a, b in zip(self.trace.gradients, sharded.gradients, strict=True)]
+        return [
+            RankParameter(g.bytes, g.ready, self.layers.gradient_unit(g), "expert_dp" if expert else "dp",
+                          {4: "fp32", 2: "bf16"}.get(g.bytes // max(1, g.elements), "fp32"))
             for g, expert in zip(self.rank_trace.gradients, experts, strict=True)
+        ]  # fmt: skip
+
+    def _frozen(self, sharded: Trace) -> list[RankParameter]:
+        experts = [a.elements != b.elements for a, b in zip(self.trace.frozen, sharded.frozen, strict=True)]
+        return [
+            RankParameter(x.bytes, None, self.layers.owner.get(x.storage, 0), "expert_dp" if expert else "dp", x.dtype)
+            for x, expert in zip(self.rank_trace.frozen, experts, strict=True)
         ]
 
     # ---- kernels ----
@@ -115,48 +123,55 @@ class Rank:
 
     # ---- memory ----
 
-    def memory(self, stage: int, in_flight: int) -> Memory:
-        """Memory of a rank of this stage with ``in_flight`` micro-batches at once."""
+    def memory(self, stage: int, order: Sequence[PipelineTask]) -> Memory:
+        """Memory of a rank of this stage, which takes its tasks in this order."""
         layout, before = self.layout, self.trace.footprint
         mine = [weight for weight in self.weights if self.part_of[weight.unit] in self.parts_of(stage)]
-        whole = float(sum(weight.gradient.bytes for weight in mine))
-        sharded = sum(self._shard_bytes(weight) for weight in mine)
-        every = float(sum(g.bytes for g in self.trace.gradients))
-        tied = self.layers.tied_bytes() if layout.pp > 1 and stage == layout.pp - 1 else 0.0
+        frozen = [weight for weight in mine if weight.ready is None]
+        whole, sharded = float(sum(w.bytes for w in mine)), sum(self._shard_bytes(w) for w in mine)
+        whole_frozen, sharded_frozen = float(sum(w.bytes for w in frozen)), sum(self._shard_bytes(w) for w in frozen)
+        trained = float(sum(g.bytes for g in self.trace.gradients))
+        buffers = max(0.0, before.parameters - trained - sum(x.bytes for x in self.trace.frozen))
+        last = layout.pp > 1 and stage == layout.pp - 1
+        tied, tied_trained = (self.layers.tied_bytes(frozen) if last else 0.0 for frozen in (True, False))
         by_unit: dict[int, float] = {}
         for weight in mine:
-            by_unit[weight.unit] = by_unit.get(weight.unit, 0.0) + weight.gradient.bytes
-        alive, grads = self._peak(stage, in_flight)
+            by_unit[weight.unit] = by_unit.get(weight.unit, 0.0) + weight.bytes
+        alive, grads = self._peak(stage, order)
+        stepped = sharded - sharded_frozen if layout.zero else whole - whole_frozen + tied_trained
         parts = {
-            # frozen parameters and buffers are on every rank
-            "parameter": max(0.0, before.parameters - every) + (sharded if layout.zero == 3 else whole + tied),
-            "gradient": grads + (tied if layout.zero < 2 else 0.0),
-            "optimizer": before.optimizer * (sharded if layout.zero else whole + tied) / every,
+            "parameter": buffers + (sharded if layout.zero == 3 else whole + tied),  # every rank has all buffers
+            "gradient": grads + (tied_trained if layout.zero < 2 else 0.0),
+            "optimizer": before.optimizer * stepped / trained,
             "activation": alive,  # of all micro-batches in flight
             # parameters that ZeRO 3 has gathered: of the unit that runs and the next
             "gathered": sum(sorted(by_unit.values())[-2:]) if layout.zero == 3 and layout.dp > 1 else 0.0,
-            "input": float(before.inputs) * in_flight,
+            "input": before.inputs * most_in_flight(order) / layout.virtual_stages,
         }
         return with_overhead(parts, self.gpu)
 
     def _shard_bytes(self, weight: RankParameter) -> float:
-        """Gradient bytes on each rank of the group that ZeRO shards the parameter over."""
-        return weight.gradient.bytes / self.layout.group(weight.group).world
+        """Bytes on each rank of the group that ZeRO shards the parameter, or its gradient, over."""
+        return weight.bytes / self.layout.group(weight.group).world
 
-    def _peak(self, stage: int, in_flight: int) -> tuple[float, float]:
+    def _peak(self, stage: int, order: Sequence[PipelineTask]) -> tuple[float, float]:
         """Bytes of activations and of gradients when both together are most."""
-
-        def alive_here(lifetimes: Iterable[Lifetime]) -> Array:
-            mine = [each for each in lifetimes if self.part_of[each.unit] in self.parts_of(stage)]
-            return alive_bytes(mine, len(self.rank_trace.ops))
-
-        alive, grads = alive_here(self._lifetimes), alive_here(self._gradients)
-        forward_end = max((at for at, op in enumerate(self.rank_trace.ops) if op.phase == "forward"), default=-1)
-        alive = (alive + (in_flight - 1) * float(alive[forward_end])) * self._kept_longer
+        ops = self.rank_trace.ops
+        alive = {part: alive_bytes([x for x in self._lifetimes if self.part_of[x.unit] == part], len(ops))
+                 * self._kept_longer for part in self.parts_of(stage)}  # fmt: skip
+        grads = alive_bytes([x for x in self._gradients if self.part_of[x.unit] in alive], len(ops))
         if self.layout.micro_batches > 1:  # they stay from the first micro-batch on
             grads = np.full_like(grads, grads[-1])
-        at = int(np.argmax(alive + grads))
-        return float(alive[at]), float(grads[at])
+        forward_end = max((at for at, op in enumerate(ops) if op.phase == "forward"), default=-1)
+        kept = {part: float(of_part[forward_end]) for part, of_part in alive.items()}
+        peak = (0.0, 0.0)
+        for state in held_passes(order):
+            others = sum(passes * kept[part] for part, passes in state.held) - kept[state.part]
+            phase = slice(forward_end + 1, None) if state.backward else slice(forward_end + 1)
+            held = alive[state.part][phase] + others
+            at = int(np.argmax(held + grads[phase]))
+            peak = max(peak, (float(held[at]), float(grads[phase][at])), key=sum)
+        return peak
 
     @cached_property
     def _lifetimes(self) -> list[Lifetime]:
@@ -166,8 +181,9 @@ class Rank:
     def _gradients(self) -> list[Lifetime]:
         end, sharded = len(self.rank_trace.ops) - 1, self.layout.zero >= 2
         return [
-            Lifetime(w.gradient.ready, end, self._shard_bytes(w) if sharded else w.gradient.bytes, w.unit)
+            Lifetime(w.ready, end, self._shard_bytes(w) if sharded else w.bytes, w.unit)
             for w in self.weights
+            if w.ready is not None
         ]
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.results import Interval, Renamed
 from kernelcast.schedule import Event, Lane, Memory, Timeline
 from kernelcast.schedule.timeline import INTERFERENCE, Collective, Host, StreamSchedule, schedule_streams
+from kernelcast.tracing.fusion import FUSED
 from kernelcast.tracing.traced import Trace
 from kernelcast.training import pipeline
 from kernelcast.training.layout import TrainingLayout, collective_launch
@@ -100,7 +101,7 @@ class PipelineStage:
     layers: int
     parts_s: dict[str, float]
     memory: Memory
-    in_flight: int  # micro-batches whose activations it holds at once
+    in_flight: float  # micro-batches whose activations it holds at once; a virtual stage has a part of one
     tied_s: float  # all-reduce of gradients of an embedding that is tied across stages
     passes: tuple[RankPass, ...] = field(repr=False)  # the optimizer's, or the whole step, is the last
 
@@ -130,6 +131,7 @@ class ScaledStep(StepForecast, Renamed):
     layout: TrainingLayout
     stages: tuple[PipelineStage, ...]
     schedule: PipelineSchedule | None
+    compiled: bool = False
 
     @cached_property
     def energy(self) -> Interval | None:
@@ -233,19 +235,23 @@ def scale(
     graph: bool = False,
     on: str | Host = "server",
     tp_plan: TensorParallelPlan | None = None,
+    compiled: bool = False,
     interference: float = INTERFERENCE,
     times: Times | None = None,
 ) -> ScaledStep:
     """Predict a step of ``layout.gpus`` GPUs. ``trace`` is ONE micro-batch of ONE data-parallel rank, of the whole
     model: a step reads ``layout.dp * layout.micro_batches`` times its tokens. ``tp_plan``: which layers are
-    sharded, and how. ``interference``: share of their speed that kernels lose beside a collective.
+    sharded, and how. ``compiled``: each rank's ops are fused, as torch.compile does. ``interference``: share of their
+    speed that kernels lose beside a collective.
     """
+    if any(op.name == FUSED for op in trace.ops):
+        raise KernelcastError(f"{trace.name} is fused already: give the trace as it was, and compiled=True")
     if trace.mode != "training" or not trace.gradients:
         raise KernelcastError(f"{trace.name} is no trace of a training step; trace it with mode='training'")
     if not 0 <= interference < 1:
         raise KernelcastError(f"interference is a share from 0 to below 1, not {interference}")
     machine = calibrated_host(on, conditions)
-    rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, tp_plan)
+    rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, tp_plan, compiled)
     if layout.pp == 1:
         table, stages = None, [_whole_step(rank, interference)]
         time_s = stages[0].passes[0].run.end_s
@@ -256,7 +262,7 @@ def scale(
     return ScaledStep(
         trace=trace, rank_trace=rank.rank_trace, gpu=gpu, host=machine, layout=layout, gpus=layout.gpus,
         passes=layout.micro_batches * layout.dp, time_s=time_s, stages=tuple(stages), schedule=table,
-        kernels=(*passes, *ends), predictor=rank.times.predictor, times=rank.times,
+        kernels=(*passes, *ends), predictor=rank.times.predictor, times=rank.times, tf32=tf32, compiled=compiled,
     )  # fmt: skip
 
 
@@ -275,7 +281,8 @@ def _whole_step(rank: Rank, interference: float) -> PipelineStage:
     run = schedule_streams(busy, np.concatenate(launched), jobs, interference)
     whole = RankPass("step", 0, both.kernels * count + step.kernels, run)
     parts_s = time_parts([whole], gap_s(rank.machine, rank.graph))
-    return PipelineStage(0, rank.layers.count, parts_s, rank.memory(0, 1), 1, 0.0, (whole,))
+    memory = rank.memory(0, [pipeline.PipelineTask(backward, 0, 0) for backward in (False, True)])
+    return PipelineStage(0, rank.layers.count, parts_s, memory, 1, 0.0, (whole,))
 
 
 class _Pipeline:
@@ -299,10 +306,7 @@ class _Pipeline:
         table = pipeline.run(order, timing, layout.micro_batches)
         free = pipeline.run(order, replace(timing, send_s=[0.0] * len(timing.send_s)), layout.micro_batches)
         time_s, free_s = self._end_s(table), self._end_s(free)
-        stages = [
-            self._stage(stage, pipeline.most_in_flight(order[stage]), free, free_s, time_s - free_s)
-            for stage in range(layout.pp)
-        ]
+        stages = [self._stage(stage, order[stage], free, free_s, time_s - free_s) for stage in range(layout.pp)]
         return time_s, table, stages
 
     def _pass(self, name: str, part: int, queue: LaunchQueue, jobs: list[Collective], count: int) -> RankPass:
@@ -331,7 +335,7 @@ class _Pipeline:
 
     def _tied_s(self, stage: int) -> float:
         """The first and the last stage all-reduce their gradients of a tied embedding."""
-        tied = self.rank.layers.tied_bytes() if stage in (0, self.layout.pp - 1) else 0.0
+        tied = self.rank.layers.tied_bytes(frozen=False) if stage in (0, self.layout.pp - 1) else 0.0
         return self._sent_s(tied, "fp32", self.layout.gpus > self.layout.gpus_per_node) if tied else 0.0
 
     def _link_s(self, part: int) -> float:
@@ -359,8 +363,9 @@ class _Pipeline:
         return max(0.0, channel_s - table.ends_s[stage]) + self.tied_s[stage]
 
     def _stage(
-        self, stage: int, in_flight: int, free: pipeline.PipelineSchedule, free_s: float, links_s: float
-    ) -> PipelineStage:
+        self, stage: int, order: Sequence[pipeline.PipelineTask], free: pipeline.PipelineSchedule, free_s: float,
+        links_s: float,
+    ) -> PipelineStage:  # fmt: skip
         """``free``: the schedule with links that cost nothing, and when that ends."""
         rank, mine = self.rank, self.rank.parts_of(stage)
         passes = [each for part in mine for each in self.passes[part].values()] + [self.ends[stage]]
@@ -369,5 +374,7 @@ class _Pipeline:
         parts_s["bubble"] = max(0.0, free_s - sum(parts_s.values()))
         parts_s["links"] = links_s
         layers = sum(rank.part_of[unit] in mine for unit in range(1, rank.layers.count + 1))
-        memory = rank.memory(stage, in_flight)
-        return PipelineStage(stage, layers, parts_s, memory, in_flight, self.tied_s[stage], tuple(passes))
+        in_flight = pipeline.most_in_flight(order) / self.layout.virtual_stages
+        return PipelineStage(
+            stage, layers, parts_s, rank.memory(stage, order), in_flight, self.tied_s[stage], tuple(passes)
+        )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -37,10 +36,11 @@ from kernelcast.schedule import (
 from kernelcast.schedule.timeline import stream_ends
 from kernelcast.stacks import stack as named_stack
 from kernelcast.tracing.aten import OpLaunches, OpSettings, op_launches
-from kernelcast.tracing.aten.table import op_flops
+from kernelcast.tracing.aten.table import model_flops, op_flops, product_format
 from kernelcast.tracing.fusion import FUSED
 from kernelcast.tracing.traced import PHASES, Op, Trace
 from kernelcast.training.memory import check_fits, step_memory
+from kernelcast.training.placement import of_parameters, parameter_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,20 @@ class OpKernels(KernelTime):
 
 def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
     """The launches of an op. An optimizer's pass over more than any GPU can hold is timed in pieces: whether the step
-    fits in memory is checked elsewhere."""
-    size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
-    pieces = math.ceil(size / (gpu.dram_bytes / 2))
-    if pieces <= 1:
+    fits in memory is checked elsewhere. A kernel's footprint is what it reads and writes, which for a pass in place is
+    up to twice what there is."""
+    if op.phase != "optimizer" or sum(x.bytes for x in op.inputs) <= gpu.dram_bytes / 2:
         return op_launches(op, settings)
-    split = [tuple(x[i::pieces] if isinstance(x, (tuple, list)) else x for x in op.arguments) for i in range(pieces)]
-    parts = [
-        op_launches(replace(op, arguments=arguments, outputs=op.outputs[i::pieces]), settings)
-        for i, arguments in enumerate(split)
-        if arguments[0]
-    ]
+    pieces: list[list[int]] = [[]]
+    held = 0
+    for at, group in enumerate(parameter_groups(op)):
+        size = sum(x.bytes for x in group)
+        if pieces[-1] and held + size > gpu.dram_bytes / 2:
+            pieces.append([])
+            held = 0
+        pieces[-1].append(at)
+        held += size
+    parts = [op_launches(of_parameters(op, piece), settings) for piece in pieces]
     return OpLaunches(tuple(launch for part in parts for launch in part.launches), any(part.by_bytes for part in parts))
 
 
@@ -185,6 +188,7 @@ class StepForecast(HtmlRepr, ABC):
     kernels: tuple[OpKernels, ...]
     predictor: str
     times: Times = field(repr=False, compare=False)
+    tf32: bool = False  # products of fp32 run on tensor cores
     gpus: int = 1
     passes: int = 1  # of the trace in a step, on all GPUs
 
@@ -270,12 +274,42 @@ class StepForecast(HtmlRepr, ABC):
 
     @cached_property
     def flops(self) -> float:
-        """FLOPs of matrix products, convolutions and attention (recomputation counts)."""
+        """FLOPs of matrix products, convolutions and attention that run, recomputed ones among them."""
         return float(sum(op_flops(op) for op in self.trace.kernels)) * self.passes
 
+    @cached_property
+    def model_flops(self) -> float:
+        """The same without recomputation."""
+        return float(sum(model_flops(op) for op in self.trace.kernels)) * self.passes
+
     @property
+    def recomputes(self) -> bool:
+        """Whether activations are checkpointed."""
+        return any(op.recomputed for op in self.trace.ops)
+
+    @cached_property
     def mfu(self) -> float:
-        return self.flops / (self.time_s * self.gpus * self.gpu.mfu_flops_per_s) if self.time_s else 0.0
+        """Model FLOPs utilisation: the share of the step that its model FLOPs take at the peak of their formats."""
+        return self._utilisation(model_flops)
+
+    @cached_property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: the same of all FLOPs that run."""
+        return self._utilisation(op_flops)
+
+    def _utilisation(self, flops: Callable[[Op], int]) -> float:
+        counts: dict[str, int] = {}
+        for op in self.trace.kernels:
+            count = flops(op)
+            if count:
+                dtype = product_format(op, self.settings)
+                counts[dtype] = counts.get(dtype, 0) + count
+        at_peak_s = sum(count / self.gpu.product_flops_per_s(dtype) for dtype, count in counts.items())
+        return at_peak_s * self.passes / (self.time_s * self.gpus) if self.time_s else 0.0
+
+    @property
+    def settings(self) -> OpSettings:
+        return OpSettings(tf32=self.tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,5 +432,5 @@ def run_step(
     return Step(
         trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,
         launched_s=queue.launched_s, busy_s=queue.busy_s, ends_s=ends, graph=graph,
-        compiled=any(op.name == FUSED for op in trace.ops), times=times,
+        compiled=any(op.name == FUSED for op in trace.ops), times=times, tf32=tf32,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -91,6 +91,7 @@ class TensorParallelPlan:
         return [(re.compile(rf"(?:^|\.)(?:{pattern})$"), style) for pattern, style in self.table.items()]
 
     def style(self, path: str) -> ShardStyle | None:
+        path = path.removesuffix(".base_layer")  # peft's name of the layer beside a LoRA
         return next((style for pattern, style in self._patterns if pattern.search(path)), None)
 
 
@@ -109,7 +110,8 @@ def read_plan(path: Path) -> dict[str, str]:
 
 # Gradients of one input from several layers (q, k and v, and the residual stream) are summed before the all-reduce.
 _LINEAR = {"add", "add_"}
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
+_COPIES = {"_to_copy", "clone", "mul", "div", "clamp", "reciprocal"}  # a weight in 8 bits is scaled and clamped first
 _Seen = dict[Tensor, Shard | None]
 
 
@@ -119,6 +121,18 @@ def _operands(op: Op) -> tuple[Tensor, Tensor]:
     tensors = [x for x in op.arguments if isinstance(x, Tensor)]
     a, b = tensors[1:3] if op.name in ("addmm", "baddbmm") else tensors[:2]
     return a, b
+
+
+def _copied(op: Op, sources: Mapping[int, Tensor], made: Container[int]) -> Tensor | None:
+    """The parameter that an op copies: in another format, or scaled to fit it. ``sources``: of copies; ``made``: what
+    ops have written."""
+    if not op.inputs or len(op.outputs) != 1 or op.in_place:
+        return None
+    x, *others = op.inputs
+    scaled = op.name in _COPIES and all(other.elements < x.elements for other in others)
+    if not scaled or op.outputs[0].elements != x.elements or len(x.shape) < 2:
+        return None
+    return sources.get(x.storage, None if x.storage in made else x)
 
 
 class _TensorParallel(TraceSharder):
@@ -136,6 +150,7 @@ class _TensorParallel(TraceSharder):
         self._weights: dict[str, dict[int, Tensor]] = {}  # read by products, by module
 
     def run(self) -> Trace:
+        self._shard_sources()
         for op in self.trace.ops:
             made = [out for out in op.outputs if not any(out.storage == x.storage >= 0 for x in op.inputs)]
             if op.phase == "optimizer":
@@ -171,6 +186,25 @@ class _TensorParallel(TraceSharder):
             self._weights.setdefault(op.module, {})[source.storage] = source
 
     # ---- weights ----
+
+    def _shard_sources(self) -> None:
+        """Shard parameters that products read as copies (autocast's, FP8's): a rank casts its shard alone."""
+        sources: dict[int, Tensor] = {}
+        made: set[int] = set()
+        for op in self.trace.ops:
+            if op.phase != "forward":
+                continue
+            if op.name in _PRODUCTS and op.name != "_grouped_mm":
+                weight = _operands(op)[1]
+                source, style = sources.get(weight.storage), self.plan.style(op.module)
+                if source is not None and style in ("column", "row", "gathered") and self.shard(source) is None:
+                    self._sources[weight.storage] = source
+                    self._shard_weight(weight, len(weight.shape) - (2 if style == "row" else 1))
+            elif source := _copied(op, sources, made):
+                sources[op.outputs[0].storage] = source
+            made.update(out.storage for out in op.outputs if all(out.storage != x.storage for x in op.inputs))
+        self._shards = {key: shard for key, shard in self._shards.items() if key[0] not in made}
+        self._views = {storage: view for storage, view in self._views.items() if storage not in made}
 
     def _is_parameter(self, x: Tensor) -> bool:
         return x.storage not in self._made or x.storage in self._sources
@@ -246,8 +280,8 @@ class _TensorParallel(TraceSharder):
         elif op.name == "embedding_dense_backward":
             self._embedding_backward(op)
         else:
-            if op.name in ("_to_copy", "clone") and op.phase == "forward" and self._is_parameter(op.inputs[0]):
-                self._sources[op.outputs[0].storage] = self._sources.get(op.inputs[0].storage, op.inputs[0])
+            if op.phase == "forward" and (source := _copied(op, self._sources, self._made)):
+                self._sources[op.outputs[0].storage] = source
             if op.name == "convolution":
                 self._record_weight(op, op.arguments[1])
             self._other(op)

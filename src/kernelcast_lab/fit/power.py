@@ -36,6 +36,9 @@ _SLOPES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _BURSTS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35)
 _START_S = 2e-6  # what a GPU draws in kernels shorter than this is what it draws at rest
 _BURST_S = 9e-3
+# Of DRAM's joules a byte, 31 pJ are those of HBM itself (3.9 pJ a bit: O'Connor et al., Fine-Grained DRAM, MICRO 2017);
+# the fit finds 67 with what the chip spends on them, and cannot tell them apart.
+_MEMORY = 0.47
 _LINK_J = 4e-11  # a byte: an estimate (5 pJ a bit); no table here has power of links
 _NOT_CALLS = ("latency_us", "split", "version", "campaign", *POWER)
 FOLDS = 5
@@ -55,6 +58,7 @@ class Rows:
     power_w: Array
     clock: Array
     idle_w: float
+    asleep_w: float
 
     def take(self, rows: NDArray[Any]) -> Rows:
         columns = {name: values[rows] for name, values in self.columns.items()}
@@ -79,10 +83,13 @@ def read_power(path: Path) -> Rows:
         types = columns_of(ops) | POWER
         where = "op IS NOT NULL AND NOT zeros AND rest_s = 0"
         columns = fetch(connection, f"SELECT * FROM {source} WHERE {where}", types)
-        awake = connection.execute(
-            f"SELECT median(power_w), any_value(gpu) FROM {source} WHERE op IS NULL AND sm_mhz > 1000"
+        (idle_w, name), (asleep_w, _) = (
+            connection.execute(
+                f"SELECT median(power_w), any_value(gpu) FROM {source} WHERE op IS NULL AND sm_mhz {clocks} 1000"
+            ).fetchone()
+            or (None, None)
+            for clocks in (">", "<=")
         )
-        idle_w, name = awake.fetchone() or (None, None)
     target = gpu(str(name))
     calls_table = {name: values for name, values in columns.items() if name not in _NOT_CALLS}
     forecast, bad = predict_columns(calls_table, target)
@@ -92,8 +99,9 @@ def read_power(path: Path) -> Rows:
     forecast_s, low_s, high_s = (forecast[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))
     calls = activity(calls_table, target, DEFAULT)
     return Rows(
-        target, columns, calls, forecast_s, low_s, high_s, columns["seconds"], columns["power_w"], clock, float(idle_w)
-    )
+        target, columns, calls, forecast_s, low_s, high_s, columns["seconds"], columns["power_w"], clock,
+        float(idle_w), float(asleep_w or idle_w),
+    )  # fmt: skip
 
 
 def _design_matrix(rows: Rows, slope: float) -> Array:
@@ -103,20 +111,25 @@ def _design_matrix(rows: Rows, slope: float) -> Array:
     started = np.maximum(0.0, 1 - _START_S * rows.calls.launches / rows.seconds) * rows.calls.filled
     format_ = np.array([_SAME.get(form, form) for form in rows.calls.dtype])
     tensor = [np.where(format_ == form, share[PIPELINES.index("tensor")], 0.0) * volts for form in FORMATS]
-    other = [share[PIPELINES.index(name)] * (1.0 if name == "dram" else volts) for name in _OTHER]
-    return np.array([started * volts, *tensor, *other]).T
+    other = [
+        share[PIPELINES.index(name)] * (_MEMORY + (1 - _MEMORY) * volts if name == "dram" else volts) for name in _OTHER
+    ]
+    return np.array([started * volts * rows.clock, *tensor, *other]).T
 
 
 def _solved(rows: Rows, slope: float, burst: float) -> Coefficients:
     weights = 1 / rows.power_w
-    coefficients, _ = nnls(_design_matrix(rows, slope) * weights[:, None], (rows.power_w - rows.idle_w) * weights)
+    cycling = rows.clock * (1 - slope * (1 - rows.clock)) ** 2
+    resting_w = rows.asleep_w + (rows.idle_w - rows.asleep_w) * cycling
+    coefficients, _ = nnls(_design_matrix(rows, slope) * weights[:, None], (rows.power_w - resting_w) * weights)
     limited = rows.power_w[rows.clock < 0.95]
     held = float(np.mean(limited)) / rows.gpu.power_w if len(limited) else 1.0
     busy_w, *watts = (float(value) for value in coefficients)
     full = rates(rows.gpu)
     names = [f"tensor_{form}" for form in FORMATS] + list(_OTHER)
     joules = (*((name, value / full[name]) for name, value in zip(names, watts, strict=True)), ("link", _LINK_J))
-    return Coefficients(rows.gpu.id, rows.idle_w, busy_w, _START_S, slope, held, burst, _BURST_S, 1.0, 1.0, joules)
+    return Coefficients(rows.gpu.id, rows.asleep_w, rows.idle_w, busy_w, _START_S, slope, _MEMORY, held, burst,
+                        _BURST_S, 1.0, 1.0, joules)  # fmt: skip
 
 
 def fitted(rows: Rows) -> Coefficients:
@@ -206,12 +219,25 @@ def notes(rows: Rows, table: Path, lines: Sequence[dict[str, Any]], held: float)
         ("made", "kernelcast fit-power: non-negative least squares on relative errors of watts"),
         ("left_out", f"mean error of joules from forecast times, {FOLDS} folds: {message}; interval holds {held:.0%}"),
         ("link", "estimate: 5 pJ a bit; no table here has power of links"),
+        ("memory", "estimate: 3.9 pJ a bit of HBM2, O'Connor et al., Fine-Grained DRAM, MICRO 2017"),
         ("start_s", "kernels shorter than this were measured at the watts of a GPU at rest"),
     ]
 
 
 def write(coefficients: Coefficients, path: Path, notes: Sequence[tuple[str, str]]) -> None:
-    numbers = ("idle_w", "busy_w", "start_s", "voltage", "held", "burst", "burst_s", "low", "high")
+    numbers = (
+        "asleep_w",
+        "idle_w",
+        "busy_w",
+        "start_s",
+        "voltage",
+        "memory",
+        "held",
+        "burst",
+        "burst_s",
+        "low",
+        "high",
+    )
     lines = [f"{name} = {getattr(coefficients, name):.6g}" for name in numbers]
     lines += ["", "[joules]", *(f"{name} = {value:.4g}" for name, value in coefficients.joules)]
     lines += ["", "[sources]", *(f'{name} = "{note}"' for name, note in notes)]

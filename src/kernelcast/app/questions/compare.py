@@ -149,6 +149,7 @@ class CompareTrainingQuestion(TrainedModel, GpusAndPrices):
         chosen_gpus(arguments["gpus"], self.what_if or ())
         read_prices(self.prices, self.price or (), self.price_kind)
         layout = TrainingLayout(**self.parallel_sizes)
+        self.check("training")
         return compare_training(
             self.traced(self.model, self.batch, "training"), **arguments,
             layout=None if layout == TrainingLayout() else layout, tokens=self.tokens, samples=self.samples,

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from kernelcast.forecast.conditions import Conditions
     from kernelcast.tracing.build import TraceRequest
     from kernelcast.tracing.traced import Trace
+    from kernelcast.training.layout import TrainingLayout
     from kernelcast.training.scale import ScaledStep
     from kernelcast.training.step import Step
     from kernelcast.training.tensor_parallel import TensorParallelPlan
 
+UNMASKED = (
+    "a graph of attention without a mask, as with attn_implementation='flash_attention_2': transformers' sdpa builds a "
+    "mask while a stream is captured, for which attention is slower (of encoders: the math backend's)"
+)
 NEEDS_TORCH = "tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'"
 
 
@@ -63,6 +68,20 @@ class StepParameters(Question):
     def launching(self) -> dict[str, Any]:
         """What a step's schedule takes."""
         return {"tf32": self.dtype == "tf32", "graph": self.graph, "on": self.host}
+
+    def check(self, mode: str) -> None:
+        """Refuse options that contradict each other, before the model is traced."""
+        from kernelcast.schedule import host
+        from kernelcast.tracing.run import check_options
+
+        optimizer = None if self.optimizer == "none" else self.optimizer
+        check_options(mode, self.accumulate, self.attention, optimizer, self.precision or "pure", "bf16")
+        host(self.host)
+        parallel = self.given(*self.parallel_sizes)
+        if mode == "inference" and (given := [*parallel, *self.given("accumulate")]):
+            raise KernelcastError(f"{given[0]} is of training: add `mode` training, or ask kernelcast infer")
+        if parallel and self.accumulate > 1:
+            raise KernelcastError(f"`accumulate` does not go with {parallel[0]}: give `micro_batches`")
 
     def traced(self, model: str, batch: int, mode: str, cache: bool | None = None, logits: str | None = None) -> Trace:
         """The ops of the step."""
@@ -115,26 +134,54 @@ class TraceQuestion(StepParameters, shared.PredictorParameters):
         from kernelcast.training.layout import TrainingLayout
         from kernelcast.training.scale import scale
         from kernelcast.training.step import run_step
+        from kernelcast.training.tensor_parallel import TensorParallelPlan
 
         conditions = step_conditions(self.conditions)
-        trace = self.traced(self.model, self.batch, self.mode, self.cache, self.logits)
         more: Any = {name: getattr(self, name) for name in ("sequence_parallel", "schedule", "virtual_stages")}
         layout = TrainingLayout(**self.parallel_sizes, **more)
+        self.check(self.mode)
+        plan = self._tp_plan()
+        self._check_sizes(layout)
+        trace = self.traced(self.model, self.batch, self.mode, self.cache, self.logits)
         if layout == TrainingLayout():
             return run_step(fuse(trace) if self.compile else trace, gpu, conditions, **self.launching)
-        if self.compile:
-            raise KernelcastError("`compile` is for one GPU: leave out `dp`, `tp`, `pp`, `ep`, `zero`, `micro_batches`")
-        return scale(trace, gpu, layout, conditions, **self.launching, tp_plan=self._roles(trace))
-
-    def _roles(self, trace: Trace) -> TensorParallelPlan | None:
-        """How each module is sharded; None: by the names of public models, and by the model's own plan."""
-        from kernelcast.training.tensor_parallel import TensorParallelPlan, read_plan
-
-        if self.tp_plan is None:
-            return None
         if self.tp_plan == "hf" and not trace.tp_plan:
             raise KernelcastError(f"`tp_plan` hf: {trace.name} has no plan of its own; give a file")
-        return TensorParallelPlan.of(trace.tp_plan if self.tp_plan == "hf" else read_plan(Path(self.tp_plan)))
+        if self.tp_plan == "hf":
+            plan = TensorParallelPlan.of(trace.tp_plan)
+        return scale(trace, gpu, layout, conditions, **self.launching, compiled=self.compile, tp_plan=plan)
+
+    def _check_sizes(self, layout: TrainingLayout) -> None:
+        """Refuse a layout that a decoder of this config cannot have: large models take a minute to trace."""
+        from kernelcast.models.catalogue import config
+
+        if layout.gpus == 1 or ".py" in self.model:
+            return
+        name, raw = config(self.model)
+        text = raw.get("text_config") or raw
+        layers, heads = (
+            next((text[key] for key in keys if isinstance(text.get(key), int)), 0)
+            for keys in (("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"))
+        )
+        if raw.get("is_encoder_decoder"):
+            return
+        if layers and layout.parts > layers + 2:
+            parts = "`pp` x `virtual_stages`" if layout.virtual_stages > 1 else "`pp`"
+            raise KernelcastError(
+                f"{parts} {layout.parts} exceeds the {layers} layers of {name}, its embedding and its head"
+            )
+        if heads and heads % layout.tp and self.tp_plan is None:
+            raise KernelcastError(f"`tp` {layout.tp} does not divide the {heads} heads of {name}")
+
+    def _tp_plan(self) -> TensorParallelPlan | None:
+        """How each module is sharded by a file; None: by the names of public models, and by the model's own plan."""
+        from kernelcast.training.tensor_parallel import TensorParallelPlan, read_plan
+
+        if self.tp_plan is not None and self.tp == 1:
+            raise KernelcastError("`tp_plan` shards over the `tp` ranks: give `tp` of 2 or more")
+        if self.schedule != "1f1b" and self.pp == 1:
+            raise KernelcastError(f"`schedule` {self.schedule} orders the stages of a pipeline: give `pp` of 2 or more")
+        return None if self.tp_plan in (None, "hf") else TensorParallelPlan.of(read_plan(Path(self.tp_plan)))
 
 
 def step_conditions(conditions: Conditions) -> Conditions:
@@ -145,14 +192,15 @@ def step_conditions(conditions: Conditions) -> Conditions:
 
 
 def trace_step(request: TraceRequest, optimizer: str, accumulate: int, attention: str, graph: bool) -> Trace:
-    """The ops of a step of a model."""
+    """The ops of a step of a model. ``graph``: its kernels replay from a CUDA graph, the same as eagerly."""
     from kernelcast.tracing import trace as run
     from kernelcast.tracing.build import build
 
     built = build(request)
     trace_ = run(
         built.model, built.inputs, request.mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]
-        loss=built.loss, accumulate=accumulate, attention=attention, graph=graph, name=built.name,
+        loss=built.loss, accumulate=accumulate, attention=attention, name=built.name,
         precision=built.precision, dtype=built.dtype if built.precision == "autocast" else "bf16",
     )  # fmt: skip
-    return replace(trace_, built=built.summary)
+    notes = (*trace_.notes, UNMASKED) if graph and trace_.unmasked else trace_.notes
+    return replace(trace_, built=built.summary, notes=notes)

@@ -35,7 +35,7 @@ def fields(step: Step | ScaledStep) -> dict[str, Any]:
     """The contract's keys: times, what binds, memory, breakdown."""
     values = _scaled_fields(step) if isinstance(step, ScaledStep) else _one_gpu_fields(step)
     return values | {
-        **attributes(step, "mfu", "flops", "predictor", model="trace.name", gpu="gpu.label",
+        **attributes(step, "mfu", "hfu", "flops", "model_flops", "predictor", model="trace.name", gpu="gpu.label",
                      memory_bytes="memory.used_bytes"),
         **({"built": step.trace.built} if step.trace.built else {}),
         "time_s": float(step.time_s),
@@ -80,7 +80,7 @@ def _print_one_gpu(step: Step) -> None:
     trace = step.trace
     how = ", ".join(mode for mode, on in (("CUDA graph", step.graph), ("compiled", step.compiled)) if on) or "eager"
     show(title(trace.name, f"  {trace.mode}", step.gpu.name, f"  {how}"))
-    size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
+    size = _amount(trace.tokens, trace.samples)
     kernels = round(sum(kernel.launches for kernel in step.kernels))
     show(*built_lines(trace.built), *trace.notes)
     show(f"{size}, {digits(trace.parameters)} parameters, {len(trace.ops):,} ops, {kernels:,} kernels", "")
@@ -121,12 +121,24 @@ def built_lines(built: Mapping[str, Any]) -> list[str]:
     if "logits" in built:
         what.append("the last logits" if built["logits"] == "last" else "all logits")
     precision = f", precision {built['precision']}" if built["precision"] != "pure" or built.get("trains") else ""
+    precision += f", products in {built['autocast']}" if "autocast" in built else ""
     return ["; ".join(what), f"weights {built['dtype_why']}{precision}", *built.get("notes", ())]
+
+
+def _amount(tokens: int, samples: int) -> str:
+    """'4,096 tokens', or '1 sample' where no tokens are read."""
+    count, unit = (tokens, "token") if tokens else (samples, "sample")
+    return f"{count:,} {unit}{'s' * (count != 1)}"
+
+
+def utilisation(step: Step) -> str:
+    """'MFU 41.3%', and of all FLOPs that run where some run again."""
+    return f"MFU {percent(step.mfu)}" + (f", HFU {percent(step.hfu)}" if step.recomputes else "")
 
 
 def _times(step: Step) -> list[tuple[str, ...]]:
     rate, unit = (step.trace.tokens, "tokens") if step.trace.tokens else (step.trace.samples, "samples")
-    note = f"{digits(rate / step.time_s)} {unit}/s, MFU {percent(step.mfu)}"
+    note = f"{digits(rate / step.time_s)} {unit}/s, {utilisation(step)}"
     phases = PHASES if step.trace.mode == "training" else ()
     return [
         ("step", time_text(step.time_s), interval_text(step.low_s, step.high_s), note),
@@ -158,6 +170,7 @@ def _scaled_fields(step: ScaledStep) -> dict[str, Any]:
         "kernel_time_s": parts["kernels"] + parts["optimizer"],
         **{f"{phase}_s": _kernel_s(step, phase) for phase in PHASES},  # of kernels, a GPU
         "launch_bound": bool(parts["host"] > LAUNCH_BOUND * step.time_s),
+        "compiled": step.compiled,
         **attributes(step, "tokens", "samples", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"),
         "exposed_communication_s": step.exposed_s,
         "overlapped_communication_s": step.overlapped_s,
@@ -215,21 +228,23 @@ def answer_rows(step: ScaledStep) -> list[Row]:
     """The figures first: name, value, note."""
     layout, memory = step.layout, step.memory
     room = "fits" if step.fits else f"misses by {binary_bytes_text(memory.missing_bytes)}"
+    recomputed = [f"HFU {percent(step.hfu)} with recomputation"] if step.recomputes else []
     tokens = ("tokens/s", digits(step.tokens_per_s), f"{digits(step.tokens_per_s_per_gpu)} a GPU")
     return [
         ("step", time_text(step.time_s), interval_text(step.low_s, step.high_s)),
         ("samples/s", digits(step.samples_per_s), f"{step.samples:,} a step"),
         *([tokens] if step.tokens else []),
-        ("MFU", percent(step.mfu), f"{layout.gpus} GPUs: {layout.label}"),
+        ("MFU", percent(step.mfu), ", ".join([*recomputed, f"{layout.gpus} GPUs: {layout.label}"])),
         ("memory a GPU", binary_bytes_text(memory.used_bytes), f"{room} in {binary_bytes_text(memory.gpu_bytes)}"),
     ]
 
 
 def _print_scaled(step: ScaledStep) -> None:
     layout, trace = step.layout, step.trace
-    show(title(trace.name, "  training", f"{layout.gpus} x {step.gpu.name}", f"  {layout.label}"))
+    label = layout.label + (", compiled" if step.compiled else "")
+    show(title(trace.name, "  training", f"{layout.gpus} x {step.gpu.name}", f"  {label}"))
     show(*built_lines(trace.built), *trace.notes)
-    size = f"{step.tokens:,} tokens" if step.tokens else f"{step.samples:,} samples"
+    size = _amount(step.tokens, step.samples)
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
     answer = plain_table("", "", "", right=("",), rows=answer_rows(step))
     parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(step))
@@ -254,5 +269,5 @@ def memory_rows(step: ScaledStep) -> list[Row]:
     rows = []
     for s in step.stages:
         sizes = (*(s.memory[part] for part in parts), s.memory.used_bytes)
-        rows.append((str(s.index), str(s.layers), str(s.in_flight), *map(binary_bytes_text, sizes)))
+        rows.append((str(s.index), str(s.layers), f"{s.in_flight:g}", *map(binary_bytes_text, sizes)))
     return rows

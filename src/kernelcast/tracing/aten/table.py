@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelcast.forecast.calls import Call, Launch
@@ -173,6 +173,21 @@ def by_bytes(op: Op) -> Launch:
 _PRODUCTS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1}
 
 
+def model_flops(op: Op) -> int:
+    """FLOPs of an op that the model asks for: none that are computed again, by checkpointing or in a fused backward
+    pass of attention."""
+    if op.recomputed:
+        return 0
+    fused_backward = op.name.startswith("_scaled_dot_product") and op.name.endswith("backward")
+    return _attention(op, recomputed=False) if fused_backward else op_flops(op)
+
+
+def product_format(op: Op, settings: OpSettings) -> str:
+    """The format that a product, convolution or attention multiplies in."""
+    convolution = "convolution" in op.name
+    return matrix_format(op.inputs[0], replace(settings, tf32=settings.tf32_convolutions) if convolution else settings)
+
+
 def op_flops(op: Op) -> int:
     """FLOPs of an op; 0 unless it is a product, convolution or attention."""
     if op.name in _PRODUCTS:
@@ -203,11 +218,11 @@ def _convolution_backward(op: Op) -> int:
     return total
 
 
-def _attention(op: Op) -> int:
-    """Two products forward, five backward; masks are not subtracted."""
+def _attention(op: Op, recomputed: bool = True) -> int:
+    """Two products forward, four backward, and the scores ``recomputed``; masks are not subtracted."""
     backward = op.name.endswith("backward")
     query, key, value = op.arguments[1:4] if backward else op.arguments[:3]
     batch, heads, queries, size = query.shape
     pairs = batch * heads * queries * key.shape[2]
     width = value.shape[3]
-    return 2 * pairs * (3 * size + 2 * width) if backward else 2 * pairs * (size + width)
+    return 2 * pairs * ((2 + recomputed) * size + 2 * width) if backward else 2 * pairs * (size + width)
