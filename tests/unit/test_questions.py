@@ -121,9 +121,9 @@ def test_functions_say_what_they_take() -> None:
     words = inspect.signature(kc.infer).parameters
     assert list(words)[:2] == ["model", "gpu"] and words["stack"].default == "vllm"
     assert "prompt tokens of each request" in str(kc.infer.__doc__)
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(TypeError, match=r"unknown parameter of infer\(\) 'batches' \(did you mean batch"):
         kc.infer("llama-3.1-8b", "h200_sxm", batches=4)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="2 positional arguments, not 3"):
+    with pytest.raises(TypeError, match=r"takes 2 arguments without names \(model, gpu\), not 3"):
         kc.infer("llama-3.1-8b", "h200_sxm", 4)  # type: ignore[call-overload]
     with pytest.raises(kc.KernelcastError, match="which GPU"):
         kc.infer("llama-3.1-8b")
@@ -146,7 +146,7 @@ def test_a_file_of_requests_stands_alone(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text("input_tokens,output_tokens\n128,4\n256,8\n")
     assert kc.infer("llama-3.2-1b", "l40s", requests=path).output_tokens == 12
-    with pytest.raises(kc.KernelcastError, match="leave out `batch`"):
+    with pytest.raises(kc.KernelcastError, match="leave out batch="):
         kc.infer("llama-3.2-1b", "l40s", requests=path, batch=2)
 
 
@@ -160,11 +160,11 @@ def test_prefill_workers_give_the_disaggregated_answer() -> None:
 
 
 def test_parameters_of_prefill_workers_belong_together() -> None:
-    with pytest.raises(kc.KernelcastError, match="`prefill_tp` needs `prefill_workers`"):
+    with pytest.raises(kc.KernelcastError, match="prefill_tp= needs prefill_workers="):
         kc.infer("llama-3.1-8b", "h100_sxm", prefill_tp=2)  # type: ignore[call-overload]
     with pytest.raises(kc.KernelcastError, match="how many prefill workers"):
         kc.infer_pools("llama-3.1-8b", "h100_sxm")  # type: ignore[call-arg]
-    with pytest.raises(kc.KernelcastError, match="leave out `images`"):
+    with pytest.raises(kc.KernelcastError, match="leave out images="):
         kc.infer_pools("qwen3-vl-8b", "h100_sxm", prefill_workers=1, images=1)
     with pytest.raises(kc.KernelcastError, match="count of a pool must be 1 or more, not 0"):
         kc.infer_pools("llama-3.1-8b", "h100_sxm", prefill_workers=0)

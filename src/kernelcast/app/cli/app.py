@@ -16,6 +16,7 @@ from kernelcast import plugins
 from kernelcast._version import __version__
 from kernelcast.app.cli.commands import CommandGroup, with_examples
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.stacks.engine_flags import aliases_of
 
 # Modules of this folder; each has register(app). Only that of the command that runs is imported.
 COMMANDS: tuple[str | ModuleType, ...] = (
@@ -148,5 +149,8 @@ def option_names(context: Any) -> list[str]:
     """The long options of the command that was running."""
     if context is None:
         return []
-    names = [name for p in context.command.get_params(context) for name in (*p.opts, *p.secondary_opts)]
+    params = context.command.get_params(context)
+    names = [name for p in params for name in (*p.opts, *p.secondary_opts)]
+    known = {str(p.name) for p in params}
+    names += [f"--{alias.replace('_', '-')}" for name in known for alias in aliases_of(name, known) if len(alias) > 1]
     return [name for name in names if name.startswith("--")]
