@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -27,6 +28,7 @@ COMMANDS: tuple[str | ModuleType, ...] = (
 MODULES = {**dict.fromkeys(("evidence", "gpu", "gpus", "models", "ops"), "lists"), "query": "sweep"}
 LAB = ("collect-models", "data", "evaluate", "fit", "validate")
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
+_LONG = re.compile(r"(\S{400})\S+")  # what somebody typed: the rest of it says no more
 _COMPLETING = "_KERNELCAST_COMPLETE"  # set by a shell that completes a line
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # the line so far: of bash, of the others
 # Typer carries its own copy of Click since 0.2x and used the package before; its base is reached either way.
@@ -121,7 +123,8 @@ def _ended(by: BrokenPipeError | SystemExit) -> int:
 def _fail(message: str) -> int:
     if not completing():  # a shell that completes a line has no place for messages
         with contextlib.suppress(BrokenPipeError):
-            print("kernelcast: error:", " ".join(message.split()), file=sys.stderr)
+            text = _LONG.sub(r"\1…", " ".join(message.split()))
+            print("kernelcast: error:", text, file=sys.stderr)
     return 2
 
 

@@ -132,7 +132,7 @@ def canonical_flags(args: list[str], params: Iterable[Any]) -> tuple[list[str], 
         if values and not parameter:  # of a flag that was left out
             values = False
             continue
-        if parameter in WITHOUT_EFFECT and parameter not in known and {"stack", "gpu"} <= known:
+        if parameter in WITHOUT_EFFECT and parameter not in known and {"stack", "model"} <= options.keys():
             without_effect.append(name)
             values = WITHOUT_EFFECT[parameter] and not equals
             continue

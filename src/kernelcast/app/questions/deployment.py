@@ -154,7 +154,7 @@ class ClusterParameters(Question):
         tp, dp = self._attention_ranks(tp, dp)
         if self.enable_expert_parallel:
             if ep not in (1, tp * dp):
-                raise KernelcastError(f"`enable_expert_parallel` spreads experts over all {tp * dp} GPUs (`tp` x `dp`): "
+                raise KernelcastError(f"`enable_expert_parallel` spreads experts over {tp * dp} GPUs (`tp` x `dp`): "
                                       f"leave out `ep` {ep}")  # fmt: skip
             ep = tp * dp
         return Layout(tp, pp, dp, ep, gpus_per_node=self.gpus_per_node, between_nodes=self.between_nodes,

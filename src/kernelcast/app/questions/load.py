@@ -32,7 +32,7 @@ class LoadParameters(Question):
     dataset_name: Annotated[
         Text,
         option(metavar="NAME", help="as the benchmarks call it: random, prefix_repetition, generated-shared-prefix",
-               values=lambda: DATASETS),
+               values=partial(names_of, "app.questions.load", "DATASETS")),
     ] = None  # fmt: skip
     num_prompts: Annotated[Integer, option(help="number of requests", unless_given=1000, maximum=MOST_REQUESTS)] = None
     input_len: InputLen = None
