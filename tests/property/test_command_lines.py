@@ -64,16 +64,18 @@ QUICK = {
 }  # fmt: skip
 VALUES = (
     "0", "1", "2", "3", "-1", "8", "64", "0.5", "1.5", "1e9", "nan", "inf", "-inf", "1e400", "99999999999999999999",
-    "9" * 5000, "2147483647", "-99999999999999999999", "true", "auto", "x", "", " ", ",", "1,2", "a,b", "é\u2028", "500ms",
-    "ttft:500", "tpot:0", "5x2", "1e9x1", "all", "none", "bfloat16", "torch.float16", "fp8_e4m3", "awq", "fp8", "int4",
-    "nvfp4", "l40s", "mi300x", "h100_sxm,l40s", "vllm", "sglang", "trtllm", "torch", "llama-3.2-1b", "mtp", "random",
-    "dram_bytes_per_s*2", "dram_bytes_per_s=3.35", "sm_count=1e300", "l40s=2", "op=gemm", "nccl", "nvlink4", "lognormal",
-    "linear", "constant", "gemm", "dram", "generic", "training", "kv_dtype=fp8", "batch:max", "SELECT 1", "0:1", "/nowhere",
-    "/dev/null", "/", "..", "empty", "requests.csv", "arrivals.csv", "table.csv", "small.toml", "server.json", "out.png",
-    "out.json", "out.csv", "--gpu", "-", "--", "[1]", "{}", "\x00",
+    "9" * 5000, "2147483647", "-99999999999999999999", "true", "auto", "x", "", " ", ",", "1,2", "a,b", "é\u2028",
+    "500ms", "ttft:500", "tpot:0", "5x2", "1e9x1", "all", "none", "bfloat16", "torch.float16", "fp8_e4m3", "awq",
+    "fp8", "int4", "nvfp4", "l40s", "mi300x", "h100_sxm,l40s", "vllm", "sglang", "trtllm", "torch", "llama-3.2-1b",
+    "mtp", "random", "dram_bytes_per_s*2", "dram_bytes_per_s=3.35", "sm_count=1e300", "l40s=2", "op=gemm", "nccl",
+    "nvlink4", "lognormal", "linear", "constant", "gemm", "dram", "generic", "training", "kv_dtype=fp8",
+    "batch:max", "SELECT 1", "0:1", "nowhere/at/all", "empty", "requests.csv", "arrivals.csv", "table.csv",
+    "small.toml", "server.json", "out.png", "out.json", "out.csv", "--gpu", "-", "--", "[1]", "{}", "\x00",
 )  # fmt: skip
-NUMBERS = ("0", "1", "2", "4", "16", "100", "-1", "0.5", "0.9", "1.5", "1e9", "nan", "inf", "-inf", "1e400", "2147483647",
-           "2147483648", "99999999999999999999", "-99999999999999999999", "9" * 5000, "1_0", "x", "")  # fmt: skip
+NUMBERS = (
+    "0", "1", "2", "4", "16", "100", "-1", "0.5", "0.9", "1.5", "1e9", "nan", "inf", "-inf", "1e400", "2147483647",
+    "2147483648", "99999999999999999999", "-99999999999999999999", "9" * 5000, "1_0", "x", "",
+)  # fmt: skip
 # which would take long, or measure this machine, or start processes
 LEFT_OUT = {"--workers", "--address", "--collect", "--help", "--num-prompts", "--limit"}
 

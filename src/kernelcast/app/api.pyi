@@ -52,6 +52,7 @@ class _InferAliases(TypedDict, total=False):
     kv_cache_free_gpu_mem_fraction: float | None
     free_gpu_memory_fraction: float | None
     disable_cuda_graph: bool
+    enable_cuda_graph: bool
 class _SimulateAliases(TypedDict, total=False):
     all2all_backend: str | None
     enable_attention_dp: bool
@@ -79,8 +80,11 @@ class _SimulateAliases(TypedDict, total=False):
     kv_cache_free_gpu_mem_fraction: float | None
     free_gpu_memory_fraction: float | None
     disable_cuda_graph: bool
+    enable_cuda_graph: bool
     page_size: int | None
     tokens_per_block: int | None
+    disable_radix_cache: bool | None
+    disable_overlap_schedule: bool | None
     num_speculative_tokens: int
     speculative_num_draft_tokens: int
     speculative_model: str | None

@@ -272,7 +272,7 @@ class Simulation(Renamed, HtmlRepr):
         return late > _SLOWED * early and late > float(np.median(served.e2el_s - waits)) * _OF_SERVICE
 
     @property
-    def one_burst(self) -> bool:
+    def single_burst(self) -> bool:
         """Whether all requests were there before one was done, so that nothing is known of a rate that lasts."""
         closed = self.load.max_concurrency or self.service.offline
         served = self.request_times

@@ -89,6 +89,11 @@ def aliases_of(parameter: str, known: Collection[str]) -> tuple[str, ...]:
     return tuple(alias for alias in ALIASES.get(parameter, ()) if parameter_called(alias, known) == (parameter, True))
 
 
+def negations_of(parameter: str) -> tuple[str, ...]:
+    """Engines' switches that turn a parameter off."""
+    return NEGATIONS.get(parameter, ())
+
+
 def canonical_names(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """``given`` by the parameters' own names; two names of one parameter are refused."""
     named: dict[str, Any] = {}

@@ -141,6 +141,8 @@ def canonical_flags(args: list[str], params: Iterable[Any]) -> tuple[list[str], 
             if not found[1]:
                 name = options[found[0]].secondary_opts[0]
             arg = f"{name}{equals}{value}"
+        elif parameter in known and len(parameter) > 1 and not name.startswith("--"):  # vLLM's -tp
+            arg = f"-{arg}"
         pair = bool(_PAIR.fullmatch(arg))
         if pair and several and result[-1] != several:
             result.append(several)

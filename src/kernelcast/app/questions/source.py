@@ -24,6 +24,7 @@ from kernelcast.app.questions.shared import ROTATIONS
 from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.app.questions.trace import TraceQuestion
 from kernelcast.hardware import Gpu
+from kernelcast.stacks.engine_flags import negations_of
 
 STUB = Path(__file__).parents[1] / "api.pyi"
 _FUNCTIONS = (
@@ -146,7 +147,7 @@ def _aliases(question: Any) -> str:
     """Engines' names of the parameters of a question, with their types."""
     hints = get_type_hints(question, include_extras=True)
     lines = [f"    {alias}: {_annotation(parameter, hints)}" for parameter in command_parameters(question)
-             for alias in parameter.aliases]  # fmt: skip
+             for alias in (*parameter.aliases, *negations_of(parameter.name))]  # fmt: skip
     return "\n".join([f"class _{question.command.title()}Aliases(TypedDict, total=False):", *(lines or ["    ..."])])
 
 

@@ -109,7 +109,7 @@ def verdict(simulation: Simulation) -> str:
         what = f": {simulation.binding} binds" if simulation.binding else ""
         return f"cannot hold this load: at most {rate} requests/s{what}"
     waited = _waited(simulation, simulation.binding)
-    if simulation.one_burst:
+    if simulation.single_burst:
         return (
             f"all {len(simulation.load):,} requests arrived before one was done: all done in "
             f"{time_text(simulation.metrics['duration'])}; whether the rate can last takes more requests to tell"
