@@ -26,7 +26,8 @@ from kernelcast.stacks.engine_flags import canonical_names
 
 __all__ = ["compare", "evidence", "infer", "infer_pools", "plan", "simulate", "trace"]
 
-_NAMED = re.compile(r"`([a-z]\w*)`|--([a-z][a-z-]*)")  # a parameter, as the library and the command line write it
+# a parameter, as the library and the command line write it, with a blank before a value
+_NAMED = re.compile(r"(?:`([a-z]\w*)`|--([a-z][a-z-]*))( (?=[\d\[]|[\w.]+\)))?")
 _OF_A_GPU = ("dp", "tp", "pp", "ep", "zero", "micro_batches", "sequence_parallel", "tp_plan", "schedule", "compile",
              "virtual_stages", "set", "power_cap", "predictor", "calibration", "weights")  # fmt: skip
 
