@@ -32,9 +32,10 @@ FILES = {
     "model.py": MODEL,
     "empty": "",
 }
-# Begun so, an answer is quick; "web" would not end, and "collect" measures this machine
+# Begun so, an answer is quick; "web" would not end
 QUICK = {
     "calibrate": ["calibrate", "measured.csv", "--gpu", "l40s"],
+    "collect": ["collect", "--plan", "--calls", "8", "--gpu", "l40s"],
     "compare": ["compare", "llama-3.2-1b", "--gpus", "l40s", "--max-gpus", "1", "--batch", "2", "--output-len", "4"],
     "diagnose": ["diagnose", "measured.csv", "--gpu", "l40s"],
     "evidence": ["evidence", "--op", "gemm"],
@@ -76,8 +77,9 @@ NUMBERS = (
     "0", "1", "2", "4", "16", "100", "-1", "0.5", "0.9", "1.5", "1e9", "nan", "inf", "-inf", "1e400", "2147483647",
     "2147483648", "99999999999999999999", "-99999999999999999999", "9" * 5000, "1_0", "x", "",
 )  # fmt: skip
-# which would take long, or measure this machine, or start processes
-LEFT_OUT = {"--workers", "--address", "--collect", "--help", "--num-prompts", "--limit"}
+# which would measure this machine or start processes
+LEFT_OUT = {"--workers", "--address", "--help"}
+MEASURING = {"--host", "--specs", "--link", "--power", "--engine", "--again", "--plan"}  # of collect
 
 
 @functools.cache
@@ -92,7 +94,8 @@ def flags_of(command: str) -> dict[str, tuple[str, ...]]:
         values = () if getattr(param, "is_flag", False) else VALUES if param.metavar else NUMBERS
         aliases = [f"--{alias.replace('_', '-')}" for alias in aliases_of(name, params)]
         flags |= dict.fromkeys((*param.opts, *param.secondary_opts, *aliases), values)
-    return {flag: values for flag, values in flags.items() if flag.startswith("-") and flag not in LEFT_OUT}
+    left_out = LEFT_OUT | MEASURING if command == "collect" else LEFT_OUT
+    return {flag: values for flag, values in flags.items() if flag.startswith("-") and flag not in left_out}
 
 
 @st.composite

@@ -174,6 +174,12 @@ def test_limits_of_all_ranks_are_shared_out_as_in_sglang() -> None:
                          intervals=False)  # fmt: skip
     settings = served.service.pool.settings
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (16, 2048)
+    batch: dict[str, Any] = {"stack": "sglang", "tp_size": 4, "dp_size": 4, "enable_dp_attention": True, "batch": 64,
+                             "output_len": 2}  # fmt: skip
+    total = kc.infer("qwen3-30b-a3b", "h200_sxm", chunked_prefill_size=8192, max_running_requests=64, **batch).total
+    assert total == kc.infer("qwen3-30b-a3b", "h200_sxm", chunk=8192, **batch).total
+    with pytest.raises(kc.KernelcastError, match="max_num_seqs=63 does not run 64 sequences at once"):
+        kc.infer("qwen3-30b-a3b", "h200_sxm", max_running_requests=63, **batch)
 
 
 def test_a_batch_that_the_engine_would_not_run_as_one_is_refused(run: Run) -> None:

@@ -169,6 +169,10 @@ class ClusterParameters(Question):
         """Engines that SGLang's ``dp_size`` starts beside one another."""
         return self.dp_size or 1 if self._by_sglang and not self.enable_dp_attention else 1
 
+    def ranks_of_limits(self, layout: Layout) -> int:
+        """Attention ranks that share an engine's limits: SGLang's are of all its ranks together."""
+        return layout.dp if self.enable_dp_attention and self._by_sglang else 1
+
     def _attention_ranks(self, tp: int, dp: int) -> tuple[int, int]:
         """Tensor parallel size of an attention rank, and the number of these ranks
         (python/sglang/srt/server_args.py; enable_attention_dp of tensorrt_llm/llmapi/llm_args.py)."""

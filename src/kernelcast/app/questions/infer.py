@@ -163,11 +163,13 @@ class InferQuestion(PrefillWorkers, EngineLimits, ClusterParameters, shared.Pred
             raise KernelcastError(
                 f"`max_num_batched_tokens` must be 1 or more ({UNCHUNKED}: not chunked), not {tokens}"
             )
-        return None if tokens is None else tokens * deployment.layout.dp
+        layout = deployment.layout
+        return None if tokens is None else tokens * layout.dp // self.ranks_of_limits(layout)
 
     def _check_limits(self, deployment: Deployment, workload: Workload) -> None:
         """Refuse a batch that the engine would not run as one."""
         most, each = self.max_num_seqs, -(-len(workload.inputs) // deployment.layout.dp)
+        each *= self.ranks_of_limits(deployment.layout)
         if most is not None and not 1 <= each <= most:
             raise KernelcastError(
                 f"an engine of `max_num_seqs` {most} does not run {each} sequences at once: `kernelcast simulate` has "

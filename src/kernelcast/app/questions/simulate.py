@@ -149,8 +149,8 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
         from kernelcast.serving.service import EnginePool, engine_settings
 
         tokens, chunked = self.step_limits
-        ranks = deployment.layout.dp if self.enable_dp_attention and deployment.stack.engine == "sglang" else 1
-        given: dict[str, Any] = {  # SGLang's limits are of all its attention ranks together
+        ranks = self.ranks_of_limits(deployment.layout)
+        given: dict[str, Any] = {
             "max_num_seqs": self.max_num_seqs and max(1, self.max_num_seqs // ranks),
             "max_num_batched_tokens": tokens and max(1, tokens // ranks),
             "kv_blocks": self.num_gpu_blocks_override, "block_size": self.block_size,
