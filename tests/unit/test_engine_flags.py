@@ -157,6 +157,9 @@ def test_expert_parallel_as_vllm_and_dp_attention_as_sglang_and_tensorrt_have_it
     assert layout(stack="sglang", tp_size=4, dp_size=2, enable_dp_attention=True, ep_size=4) == (2, 2, 4)
     assert layout(stack="trtllm", tp_size=4, ep_size=4, enable_attention_dp=True) == (1, 4, 4)
     assert layout(dp_size=2) == (1, 2, 1)
+    backend = {"dp": 4, "enable_expert_parallel": True, "batch": 8, "output_len": 2}
+    found = kc.infer("qwen3-30b-a3b", "h100_sxm", all2all_backend="deepep_low_latency", **backend)  # type: ignore[call-overload]
+    assert found.deployment.stack.exchange == "deepep"
     with pytest.raises(kc.KernelcastError, match="leave out ep=2"):
         layout(tp=4, ep=2, enable_expert_parallel=True)
     with pytest.raises(kc.KernelcastError, match=r"llama-3\.2-1b has no experts"):

@@ -26,6 +26,15 @@ _experts = partial(option, panel="Experts")
 _links = partial(option, panel="Links")
 
 
+# values of vLLM's --all2all-backend
+_EXCHANGES = {"allgather_reducescatter": "allgather", "deepep_high_throughput": "deepep",
+              "deepep_low_latency": "deepep"}  # fmt: skip
+
+
+def _exchange_called(name: str) -> str:
+    return _EXCHANGES.get(name, name)
+
+
 def _moe_backends() -> tuple[str, ...]:
     from kernelcast.ops import kernel_class, parameters_of
 
@@ -114,7 +123,7 @@ class ClusterParameters(Question):
     exchange: Annotated[
         str | None,
         _experts(metavar="NAME", help="all-to-all of dispatch and combine under --dp: nccl, allgather, deepep, "
-                 "alltoall", values=partial(names_of, "inference.layers", "ALL2ALL_BACKENDS")),
+                 "alltoall", values=partial(names_of, "inference.layers", "ALL2ALL_BACKENDS"), reads=_exchange_called),
     ] = None  # fmt: skip
     moe_backend: Annotated[
         str | None, _experts(metavar="NAME", help="MoE kernel: triton, cutlass, trtllm, …", values=_moe_backends)
