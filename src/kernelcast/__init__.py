@@ -6,7 +6,6 @@ from kernelcast import _start  # noqa: F401  first of all: Ctrl-C is quiet while
 
 # isort: split
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from kernelcast import _moved
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
     from kernelcast.app.api import infer_pools as infer_pools
     from kernelcast.app.api import plan as plan
     from kernelcast.app.api import simulate as simulate
+    from kernelcast.app.api import trace as trace
     from kernelcast.energy.power import with_cap as with_cap
     from kernelcast.ops.gemm import Bmm as Bmm
     from kernelcast.ops.gemm import Gemm as Gemm
     from kernelcast.search.compare.training import compare_training as compare_training
-    from kernelcast.tracing import trace as trace
     from kernelcast.training import run_step as run_step
 
 
 # What takes a while to import is imported on first use
 _LATER = {
-    **dict.fromkeys(("compare", "evidence", "infer", "infer_pools", "plan", "simulate"), "kernelcast.app.api"),
+    **dict.fromkeys(("compare", "evidence", "infer", "infer_pools", "plan", "simulate", "trace"), "kernelcast.app.api"),
     "compare_training": "kernelcast.search.compare.training", "run_step": "kernelcast.training",
     "with_cap": "kernelcast.energy.power",
 }  # fmt: skip
@@ -51,10 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Kernel classes by name (``kernelcast.Gemm``), also those of files added later; ``trace``, which needs PyTorch;
-    the functions for whole models."""
-    if name == "trace":
-        return _tracer()
+    """Kernel classes by name (``kernelcast.Gemm``), also those of files added later; the functions for whole models."""
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     if not name.startswith("_") and (kernel_type := REGISTRY.class_named(name)):
@@ -63,9 +59,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'kernelcast' has no attribute {name!r}")
 
 
-def _tracer() -> Any:
-    if importlib.util.find_spec("torch") is None:
-        raise KernelcastError("tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'")
-    from kernelcast.tracing import trace
-
-    return trace
+def __dir__() -> list[str]:
+    """The public names, and the kernel classes."""
+    return sorted({*__all__, *(kernel_type.__name__ for kernel_type in REGISTRY.values()), "__version__"})

@@ -75,7 +75,7 @@ def test_text_says_the_answer_the_parts_and_the_memory(run: Run) -> None:
         assert re.search(rf"^ {part} ", out, re.MULTILINE), part
     assert "weights 14.96 GiB" in out
     assert found["predictor"] in out
-    assert "1 request, 512 tokens in" in ok(run, *LLAMA, "--batch", "1")
+    assert "1 request, 512 tokens in" in ok(run, *LLAMA[:4], "--input-len", "512", "--output-len", "32")
     assert "\x1b" not in out, "colour only on a terminal"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import Run, strict
+from running import Run, instead, strict
 
 SMALL = ("plan", "llama-3.1-8b", "--request-rate", "6", "--num-prompts", "150", "--input-len", "512", "--output-len",
          "32", "--gpus", "l40s,h100_sxm", "--max-gpus", "2", "--tp", "1", "--pp", "1", "--dtype", "bf16",
@@ -44,15 +44,15 @@ def test_a_price_changes_the_choice(run: Run) -> None:
 
 
 def test_gpus_without_a_price_are_told(run: Run) -> None:
-    code, out, _ = run(*SMALL, *GOALS, "--gpus", "l40s,mi355x")
+    code, out, _ = run(*instead(SMALL, *GOALS, "--gpus", "l40s,mi355x"))
     assert code == 0 and "no price   mi355x: left out (--price mi355x=USD adds one)" in out
 
 
 def test_a_load_that_nothing_carries_is_an_answer(run: Run) -> None:
-    code, out, err = run(*SMALL, *GOALS, "--request-rate", "3000")
+    code, out, err = run(*instead(SMALL, *GOALS, "--request-rate", "3000"))
     words = " ".join(out.split())
     assert (code, err) == (0, "") and "no setting within 2 GPUs holds this: at most" in words and "binds" in words
-    found = strict(run(*SMALL, *GOALS, "--request-rate", "3000", "--json")[1])
+    found = strict(run(*instead(SMALL, *GOALS, "--request-rate", "3000", "--json"))[1])
     assert found["choice"] is None and found["most"]["request_rate"] > 1 and found["commands"] == []
 
 
@@ -75,7 +75,7 @@ def test_a_load_that_nothing_carries_is_an_answer(run: Run) -> None:
     ],
 )
 def test_refusals_are_one_line(run: Run, arguments: tuple[str, ...], said: str) -> None:
-    code, out, err = run(*SMALL, *arguments)
+    code, out, err = run(*instead(SMALL, *arguments))
     assert code == 2 and out == "" and said in err and err.count("\n") == 1
 
 

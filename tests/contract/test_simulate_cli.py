@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,9 @@ def test_a_bad_trace_is_named_by_line_or_skipped(run: Run, tmp_path: Path) -> No
     kept = told(run, *SMALL[:3], "--trace", str(trace), "--skip-bad", "--no-intervals")
     assert kept["completed"] == 2
     assert math.isfinite(kept["mean_e2el_ms"])  # type: ignore[arg-type]
+
+
+def test_a_burst_does_not_show_that_a_rate_lasts(run: Run) -> None:
+    code, out, _ = run("simulate", *SMALL[:3], *shlex.split("--request-rate 1e9 --num-prompts 20 --no-intervals"))
+    assert code == 0 and "holds the load" not in out
+    assert "all 20 requests arrived before one was done" in out

@@ -139,3 +139,26 @@ def test_a_format_that_the_base_has_not_is_forecast_of_the_file_itself(tmp_path:
     path.write_text('base = "h200_sxm"\nname = "New"\n[tensor_flops_per_clk_sm]\nnvfp4 = 16384\n')
     found = kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="nvfp4"), str(path))
     assert found.time_s >= found.bound_s and found.support != "seen"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("dram_bytes_per_s=3.35", "dram_bytes_per_s=3.35 is less than a thousandth of what NVIDIA H100 80GB HBM3 has: "
+         "3.35e+12, in bytes per second"),
+        ("dram_bytes=80", "less than a thousandth"),
+        ("clock_boost_hz=1980", "in Hz"),
+        ("power_w=700000", None),  # a thousand times 700 W
+        ("power_w=7000000", "more than a thousand times what NVIDIA H100 80GB HBM3 has: 700, in watts"),
+        ("launch_floor_s=2", "in seconds"),
+        ("dram_bytes_per_s*1e9", "more than a thousand times"),
+        ("dram_bytes_per_s*100", None),
+    ],
+)  # fmt: skip
+def test_a_number_in_another_unit_is_refused(change: str, said: str | None) -> None:
+    base = kc.gpu("h100_sxm")
+    if said is None:
+        assert kc.changed(base, [change]).changes
+        return
+    with pytest.raises(kc.KernelcastError, match=re.escape(said)):
+        kc.changed(base, [change])

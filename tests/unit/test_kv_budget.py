@@ -116,5 +116,5 @@ def test_the_error_says_what_leaves_no_memory() -> None:
 def test_every_engines_name_of_the_share_is_a_flag(flag: str) -> None:
     from kernelcast.app.questions.parameters import command_parameters
 
-    named = {parameter.name: parameter.flags for parameter in command_parameters(SimulateQuestion)}
-    assert flag in named["gpu_memory_utilization"]
+    named = {parameter.name: parameter for parameter in command_parameters(SimulateQuestion)}["gpu_memory_utilization"]
+    assert flag in (*named.flags, *(f"--{alias.replace('_', '-')}" for alias in named.aliases))

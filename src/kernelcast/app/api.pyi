@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, TypedDict, Unpack, overload
 
 from kernelcast.app.questions.evidence import evidence as evidence
 from kernelcast.forecast import Calibration
@@ -13,66 +13,206 @@ from kernelcast.models.architecture import Architecture
 from kernelcast.search.compare.compare import Comparison
 from kernelcast.search.plan.plan import Plan
 from kernelcast.serving.simulate import Simulation
+from kernelcast.tracing.traced import Trace
+from kernelcast.training.scale import ScaledStep
+from kernelcast.training.step import Step
 
 # fmt: off
 
+class _InferAliases(TypedDict, total=False):
+    random_input_len: int | None
+    random_output_len: int | None
+    q: str | None
+    kv_cache_dtype: str | None
+    tensor_parallel_size: int
+    tp_size: int
+    pipeline_parallel_size: int
+    pp_size: int
+    expert_parallel_size: int
+    ep_size: int
+    data_parallel_size: int
+    num_speculative_tokens: int
+    speculative_num_draft_tokens: int
+    speculative_model: str | None
+    speculative_draft_model_path: str | None
+    all2all_backend: str | None
+    enable_attention_dp: bool
+    num_redundant_experts: int
+    ep_num_redundant_experts: int
+    enable_two_batch_overlap: bool
+    enable_dbo: bool
+    context_length: int | None
+    max_seq_len: int | None
+    max_running_requests: int | None
+    max_batch_size: int | None
+    chunked_prefill_size: int | None
+    max_num_tokens: int | None
+    mem_fraction_static: float | None
+    kv_cache_free_gpu_memory_fraction: float | None
+    kv_cache_free_gpu_mem_fraction: float | None
+    free_gpu_memory_fraction: float | None
+    disable_cuda_graph: bool
+    enable_cuda_graph: bool
+class _SimulateAliases(TypedDict, total=False):
+    all2all_backend: str | None
+    enable_attention_dp: bool
+    num_redundant_experts: int
+    ep_num_redundant_experts: int
+    enable_two_batch_overlap: bool
+    enable_dbo: bool
+    q: str | None
+    kv_cache_dtype: str | None
+    tensor_parallel_size: int
+    tp_size: int
+    pipeline_parallel_size: int
+    pp_size: int
+    data_parallel_size: int
+    expert_parallel_size: int
+    ep_size: int
+    context_length: int | None
+    max_seq_len: int | None
+    max_running_requests: int | None
+    max_batch_size: int | None
+    chunked_prefill_size: int | None
+    max_num_tokens: int | None
+    mem_fraction_static: float | None
+    kv_cache_free_gpu_memory_fraction: float | None
+    kv_cache_free_gpu_mem_fraction: float | None
+    free_gpu_memory_fraction: float | None
+    disable_cuda_graph: bool
+    enable_cuda_graph: bool
+    page_size: int | None
+    tokens_per_block: int | None
+    disable_radix_cache: bool | None
+    disable_overlap_schedule: bool | None
+    num_speculative_tokens: int
+    speculative_num_draft_tokens: int
+    speculative_model: str | None
+    speculative_draft_model_path: str | None
+    random_input_len: int | None
+    random_output_len: int | None
+    prefix_repetition_num_prefixes: int | None
+    prefix_repetition_prefix_len: int | None
+    prefix_repetition_suffix_len: int | None
+    gsp_num_groups: int | None
+    gsp_prompts_per_group: int | None
+    gsp_system_prompt_len: int | None
+    gsp_question_len: int | None
+class _CompareAliases(TypedDict, total=False):
+    gpu: str | Sequence[str] | None
+    request_rate: float | None
+    random_input_len: int | None
+    random_output_len: int | None
+    quantization: str | None
+    q: str | None
+    kv_cache_dtype: str | None
+class _PlanAliases(TypedDict, total=False):
+    gpu: str | None
+    quantization: str | None
+    q: str | None
+    kv_cache_dtype: str | None
+    tensor_parallel_size: str
+    tp_size: str
+    pipeline_parallel_size: str
+    pp_size: str
+    data_parallel_size: str | None
+    expert_parallel_size: str | None
+    ep_size: str | None
+    max_running_requests: str | None
+    max_batch_size: str | None
+    chunked_prefill_size: str | None
+    max_num_tokens: str | None
+    random_input_len: int | None
+    random_output_len: int | None
+    prefix_repetition_num_prefixes: int | None
+    prefix_repetition_prefix_len: int | None
+    prefix_repetition_suffix_len: int | None
+    gsp_num_groups: int | None
+    gsp_prompts_per_group: int | None
+    gsp_system_prompt_len: int | None
+    gsp_question_len: int | None
+class _TraceAliases(TypedDict, total=False):
+    quantization: str | None
+    q: str | None
+    data_parallel_size: int
+    tensor_parallel_size: int
+    tp_size: int
+    pipeline_parallel_size: int
+    pp_size: int
+    expert_parallel_size: int
+    ep_size: int
 @overload
 def infer(
     model: str | Path | Architecture, gpu: str | Path | Gpu | None = None, *, predictor: str = "learned",
     calibration: Path | Calibration | None = None, weights: Path | None = None, stack: str = "vllm",
     batch: int | None = None, input_len: int | None = None, output_len: int | None = None, requests: Path | None = None,
-    cached: int | None = None, chunk: int | None = None, dtype: str | None = None, kv_dtype: str | None = None,
-    tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1, images: int = 0, image_size: int = 1024, micro_batches: int = 1,
-    sequence_parallel: bool = False, draft_tokens: int = 0, acceptance: float = 0.7, draft_model: str | None = None,
-    set: Sequence[str] | None = None, power_cap: float | None = None, routing: str = "expected", skew: float = 0.0,
-    exchange: str | None = None, moe_backend: str | None = None, redundant_experts: int = 0,
-    two_batch_overlap: bool = False, fabric: str | None = None, between_nodes: str = "ib_ndr", gpus_per_node: int = 8
+    cached: int | None = None, chunk: int | None = None, dtype: str | None = None, quantization: str | None = None,
+    kv_dtype: str | None = None, tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1, images: int = 0,
+    image_size: int = 1024, micro_batches: int = 1, sequence_parallel: bool = False, draft_tokens: int = 0,
+    acceptance: float = 0.7, draft_model: str | None = None, set: Sequence[str] | None = None,
+    power_cap: float | None = None, routing: str = "expected", skew: float = 0.0, exchange: str | None = None,
+    moe_backend: str | None = None, enable_expert_parallel: bool = False, dp_size: int | None = None,
+    enable_dp_attention: bool = False, redundant_experts: int = 0, two_batch_overlap: bool = False,
+    fabric: str | None = None, between_nodes: str = "ib_ndr", gpus_per_node: int = 8, max_model_len: int | None = None,
+    max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
+    enable_chunked_prefill: bool | None = None, gpu_memory_utilization: float | None = None,
+    enforce_eager: bool = False, **aliases: Unpack[_InferAliases]
 ) -> Inference: ...
 @overload
 def infer(
     model: str | Path | Architecture, gpu: str | Path | Gpu | None = None, *, predictor: str = "learned",
     calibration: Path | Calibration | None = None, weights: Path | None = None, stack: str = "vllm",
     batch: int | None = None, input_len: int | None = None, output_len: int | None = None, requests: Path | None = None,
-    cached: int | None = None, chunk: int | None = None, dtype: str | None = None, kv_dtype: str | None = None,
-    tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1, images: int = 0, image_size: int = 1024, micro_batches: int = 1,
-    sequence_parallel: bool = False, draft_tokens: int = 0, acceptance: float = 0.7, draft_model: str | None = None,
-    set: Sequence[str] | None = None, power_cap: float | None = None, routing: str = "expected", skew: float = 0.0,
-    exchange: str | None = None, moe_backend: str | None = None, redundant_experts: int = 0,
-    two_batch_overlap: bool = False, fabric: str | None = None, between_nodes: str = "ib_ndr", gpus_per_node: int = 8,
-    prefill_workers: int, decode_workers: int | None = None, prefill_tp: int | None = None,
+    cached: int | None = None, chunk: int | None = None, dtype: str | None = None, quantization: str | None = None,
+    kv_dtype: str | None = None, tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1, images: int = 0,
+    image_size: int = 1024, micro_batches: int = 1, sequence_parallel: bool = False, draft_tokens: int = 0,
+    acceptance: float = 0.7, draft_model: str | None = None, set: Sequence[str] | None = None,
+    power_cap: float | None = None, routing: str = "expected", skew: float = 0.0, exchange: str | None = None,
+    moe_backend: str | None = None, enable_expert_parallel: bool = False, dp_size: int | None = None,
+    enable_dp_attention: bool = False, redundant_experts: int = 0, two_batch_overlap: bool = False,
+    fabric: str | None = None, between_nodes: str = "ib_ndr", gpus_per_node: int = 8, max_model_len: int | None = None,
+    max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
+    enable_chunked_prefill: bool | None = None, gpu_memory_utilization: float | None = None,
+    enforce_eager: bool = False, prefill_workers: int, decode_workers: int | None = None, prefill_tp: int | None = None,
     prefill_pp: int | None = None, prefill_dp: int | None = None, prefill_ep: int | None = None,
-    prefill_batch: int | None = None, transfer_fabric: str | None = None
+    prefill_batch: int | None = None, transfer_fabric: str | None = None, **aliases: Unpack[_InferAliases]
 ) -> Disaggregated: ...
 def infer_pools(
     model: str | Path | Architecture, gpu: str | Path | Gpu | None = None, *, predictor: str = "learned",
     calibration: Path | Calibration | None = None, weights: Path | None = None, stack: str = "vllm",
     batch: int | None = None, input_len: int | None = None, output_len: int | None = None, requests: Path | None = None,
-    cached: int | None = None, chunk: int | None = None, dtype: str | None = None, kv_dtype: str | None = None,
-    tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1, images: int = 0, image_size: int = 1024, micro_batches: int = 1,
-    sequence_parallel: bool = False, draft_tokens: int = 0, acceptance: float = 0.7, draft_model: str | None = None,
-    set: Sequence[str] | None = None, power_cap: float | None = None, routing: str = "expected", skew: float = 0.0,
-    exchange: str | None = None, moe_backend: str | None = None, redundant_experts: int = 0,
-    two_batch_overlap: bool = False, fabric: str | None = None, between_nodes: str = "ib_ndr", gpus_per_node: int = 8,
-    prefill_workers: int, decode_workers: int | None = None, prefill_tp: int | None = None,
+    cached: int | None = None, chunk: int | None = None, dtype: str | None = None, quantization: str | None = None,
+    kv_dtype: str | None = None, tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 1, images: int = 0,
+    image_size: int = 1024, micro_batches: int = 1, sequence_parallel: bool = False, draft_tokens: int = 0,
+    acceptance: float = 0.7, draft_model: str | None = None, set: Sequence[str] | None = None,
+    power_cap: float | None = None, routing: str = "expected", skew: float = 0.0, exchange: str | None = None,
+    moe_backend: str | None = None, enable_expert_parallel: bool = False, dp_size: int | None = None,
+    enable_dp_attention: bool = False, redundant_experts: int = 0, two_batch_overlap: bool = False,
+    fabric: str | None = None, between_nodes: str = "ib_ndr", gpus_per_node: int = 8, max_model_len: int | None = None,
+    max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
+    enable_chunked_prefill: bool | None = None, gpu_memory_utilization: float | None = None,
+    enforce_eager: bool = False, prefill_workers: int, decode_workers: int | None = None, prefill_tp: int | None = None,
     prefill_pp: int | None = None, prefill_dp: int | None = None, prefill_ep: int | None = None,
-    prefill_batch: int | None = None, transfer_fabric: str | None = None
+    prefill_batch: int | None = None, transfer_fabric: str | None = None, **aliases: Unpack[_InferAliases]
 ) -> Disaggregated: ...
 def simulate(
     model: str | Path | Architecture, gpu: str | Path | Gpu | None = None, *, predictor: str = "learned",
     calibration: Path | Calibration | None = None, weights: Path | None = None, goodput: Sequence[str] | None = None,
     offline: bool = False, intervals: bool = True, routing: str = "expected", skew: float = 0.0,
-    exchange: str | None = None, moe_backend: str | None = None, redundant_experts: int = 0,
+    exchange: str | None = None, moe_backend: str | None = None, enable_expert_parallel: bool = False,
+    dp_size: int | None = None, enable_dp_attention: bool = False, redundant_experts: int = 0,
     two_batch_overlap: bool = False, fabric: str | None = None, between_nodes: str = "ib_ndr", gpus_per_node: int = 8,
-    stack: str = "vllm", dtype: str | None = None, kv_dtype: str | None = None, tp: int = 1, pp: int = 1, dp: int = 1,
-    ep: int = 1, set: Sequence[str] | None = None, server: Path | None = None, max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None, num_gpu_blocks_override: int | None = None,
-    block_size: int | None = None, gpu_memory_utilization: float | None = None,
-    enable_prefix_caching: bool | None = None, enable_chunked_prefill: bool | None = None,
-    async_scheduling: bool | None = None, schedule_policy: str | None = None, capacity_policy: str | None = None,
-    scheduler_recv_interval: int | None = None, attention_dp_timeout_iters: int | None = None, draft_tokens: int = 0,
-    acceptance: float = 0.7, draft_model: str | None = None, replicas: int = 1, router: str = "round_robin",
-    prefill_replicas: int = 0, prefill_tp: int | None = None, transfer_fabric: str | None = None,
-    request_rate: float | None = None, num_prompts: int | None = None, input_len: int | None = None,
+    stack: str = "vllm", dtype: str | None = None, quantization: str | None = None, kv_dtype: str | None = None,
+    tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, set: Sequence[str] | None = None, server: Path | None = None,
+    max_model_len: int | None = None, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
+    enable_chunked_prefill: bool | None = None, gpu_memory_utilization: float | None = None,
+    enforce_eager: bool = False, num_gpu_blocks_override: int | None = None, block_size: int | None = None,
+    enable_prefix_caching: bool | None = None, async_scheduling: bool | None = None, schedule_policy: str | None = None,
+    capacity_policy: str | None = None, scheduler_recv_interval: int | None = None,
+    attention_dp_timeout_iters: int | None = None, draft_tokens: int = 0, acceptance: float = 0.7,
+    draft_model: str | None = None, replicas: int = 1, router: str = "round_robin", prefill_replicas: int = 0,
+    prefill_tp: int | None = None, transfer_fabric: str | None = None, request_rate: float | None = None,
+    dataset_name: str | None = None, num_prompts: int | None = None, input_len: int | None = None,
     output_len: int | None = None, max_concurrency: int | None = None, seed: int = 0, arrivals: str | None = None,
     burstiness: float | None = None, burst_s: float | None = None, pause_s: float | None = None,
     ramp_up_strategy: str | None = None, ramp_up_start_rps: float | None = None, ramp_up_end_rps: float | None = None,
@@ -81,7 +221,8 @@ def simulate(
     num_prefixes: int | None = None, prefix_len: int | None = None, suffix_len: int | None = None,
     num_groups: int | None = None, prompts_per_group: int | None = None, system_prompt_len: int | None = None,
     question_len: int | None = None, multi_turn: bool = False, trace: Path | None = None,
-    trace_format: str | None = None, skip_bad: bool = False, rate_scale: float | None = None, limit: int | None = None
+    trace_format: str | None = None, skip_bad: bool = False, rate_scale: float | None = None, limit: int | None = None,
+    **aliases: Unpack[_SimulateAliases]
 ) -> Simulation: ...
 def compare(
     model: str | Path | Architecture, gpus: str | Sequence[str] | None = None, *, predictor: str = "learned",
@@ -90,7 +231,7 @@ def compare(
     price: list[str] | None = None, price_kind: str = "on_demand", rate: float | None = None,
     input_len: int | None = None, output_len: int | None = None, ttft: str | None = None, tpot: str | None = None,
     e2el: str | None = None, stack: str | None = None, formats: str | None = None, kv_dtype: str | None = None,
-    thorough: bool = False, sensitivity: bool = False
+    thorough: bool = False, sensitivity: bool = False, **aliases: Unpack[_CompareAliases]
 ) -> Comparison: ...
 def plan(
     model: str | Path | Architecture, gpus: str | None = None, *, predictor: str = "learned",
@@ -102,15 +243,39 @@ def plan(
     dp: str | None = None, ep: str | None = None, max_num_seqs: str | None = None,
     max_num_batched_tokens: str | None = None, disaggregated: str = "also", sure: bool = False,
     prices: Path | None = None, price: list[str] | None = None, price_kind: str = "on_demand",
-    server: Path | None = None, request_rate: float | None = None, num_prompts: int | None = None,
-    input_len: int | None = None, output_len: int | None = None, max_concurrency: int | None = None, seed: int = 0,
-    arrivals: str | None = None, burstiness: float | None = None, burst_s: float | None = None,
-    pause_s: float | None = None, ramp_up_strategy: str | None = None, ramp_up_start_rps: float | None = None,
-    ramp_up_end_rps: float | None = None, stages: str | None = None, random_range_ratio: float | None = None,
-    lengths: str | None = None, input_len_std: float | None = None, output_len_std: float | None = None,
-    random_prefix_len: int | None = None, num_prefixes: int | None = None, prefix_len: int | None = None,
-    suffix_len: int | None = None, num_groups: int | None = None, prompts_per_group: int | None = None,
-    system_prompt_len: int | None = None, question_len: int | None = None, multi_turn: bool = False,
-    trace: Path | None = None, trace_format: str | None = None, skip_bad: bool = False, rate_scale: float | None = None,
-    limit: int | None = None
+    server: Path | None = None, request_rate: float | None = None, dataset_name: str | None = None,
+    num_prompts: int | None = None, input_len: int | None = None, output_len: int | None = None,
+    max_concurrency: int | None = None, seed: int = 0, arrivals: str | None = None, burstiness: float | None = None,
+    burst_s: float | None = None, pause_s: float | None = None, ramp_up_strategy: str | None = None,
+    ramp_up_start_rps: float | None = None, ramp_up_end_rps: float | None = None, stages: str | None = None,
+    random_range_ratio: float | None = None, lengths: str | None = None, input_len_std: float | None = None,
+    output_len_std: float | None = None, random_prefix_len: int | None = None, num_prefixes: int | None = None,
+    prefix_len: int | None = None, suffix_len: int | None = None, num_groups: int | None = None,
+    prompts_per_group: int | None = None, system_prompt_len: int | None = None, question_len: int | None = None,
+    multi_turn: bool = False, trace: Path | None = None, trace_format: str | None = None, skip_bad: bool = False,
+    rate_scale: float | None = None, limit: int | None = None, **aliases: Unpack[_PlanAliases]
 ) -> Plan: ...
+@overload
+def trace(
+    model: str | Path, gpu: str | Path | Gpu, *, predictor: str = "learned",
+    calibration: Path | Calibration | None = None, weights: Path | None = None, mode: str = "inference", batch: int = 1,
+    cache: bool | None = None, logits: str | None = None, compile: bool = False, tp_plan: str | None = None,
+    schedule: str = "1f1b", virtual_stages: int = 1, sequence_parallel: bool = False, set: Sequence[str] | None = None,
+    power_cap: float | None = None, seq: int | None = None, dtype: str | None = None, precision: str | None = None,
+    image_size: int | None = None, optimizer: str = "adamw", accumulate: int = 1, attention: str = "fused",
+    checkpointing: bool = False, graph: bool = False, host: str = "server", dp: int = 1, tp: int = 1, pp: int = 1,
+    ep: int = 1, zero: int = 0, micro_batches: int = 1, **aliases: Unpack[_TraceAliases]
+) -> Step | ScaledStep: ...
+@overload
+def trace(
+    model: str | Path, gpu: None = None, *, predictor: str = "learned", calibration: Path | Calibration | None = None,
+    weights: Path | None = None, mode: str = "inference", batch: int = 1, cache: bool | None = None,
+    logits: str | None = None, compile: bool = False, tp_plan: str | None = None, schedule: str = "1f1b",
+    virtual_stages: int = 1, sequence_parallel: bool = False, set: Sequence[str] | None = None,
+    power_cap: float | None = None, seq: int | None = None, dtype: str | None = None, precision: str | None = None,
+    image_size: int | None = None, optimizer: str = "adamw", accumulate: int = 1, attention: str = "fused",
+    checkpointing: bool = False, graph: bool = False, host: str = "server", dp: int = 1, tp: int = 1, pp: int = 1,
+    ep: int = 1, zero: int = 0, micro_batches: int = 1, **aliases: Unpack[_TraceAliases]
+) -> Trace: ...
+@overload
+def trace(model: object, inputs: object, mode: str = "inference", **more: Any) -> Trace: ...

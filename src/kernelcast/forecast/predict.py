@@ -144,6 +144,8 @@ def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditi
     conditions.check_gpu(on)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, call in enumerate(calls):
+        if not isinstance(call, Kernel):
+            raise KernelcastError(f"a kernel call is a value such as kc.Gemm(m=64, n=4096, k=4096), not {call!r:.60}")
         groups.setdefault(_group_key(call), []).append(index)
     results: dict[int, Prediction] = {}
     for members in groups.values():

@@ -53,6 +53,8 @@ class BadRows:
 
 def as_columns(table: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """Columns as NumPy arrays of one length; a column of lists stays a column of objects."""
+    if not hasattr(table, "__getitem__") or isinstance(table, str):
+        raise KernelcastError(f"a table is columns by name, as in {{'op': ['gemm'], 'm': [64]}}, not {table!r:.60}")
     names = list(getattr(table, "column_names", None) or (table.keys() if hasattr(table, "keys") else table))
     columns = {str(name): _as_array(table[name]) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}

@@ -54,6 +54,7 @@ def fabric_type(name: str) -> str:
 
 
 def _named(name: str) -> Fabric:
+    name = str(name)  # a path, or what is refused below
     if name.endswith(ENDING):
         try:
             return load_fabric(name, Path(name).stat().st_mtime_ns)

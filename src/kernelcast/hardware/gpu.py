@@ -205,6 +205,8 @@ class Gpu(HtmlRepr):
                     raise KernelcastError(f"{name} must be a whole number, not {value!r}")
                 values[name] = int(value) if name in INTEGERS else value
         origin = self.origin or self
+        for name, value in changes.items():
+            _check_plausible(origin, name, value)
         changed = dataclasses.replace(self, **values, origin=origin)
         effective = {k: v for k, v in {**self.changes, **changes}.items() if changed.number(k) != origin.number(k)}
         if not effective:  # every number is as it was
@@ -223,6 +225,28 @@ class Gpu(HtmlRepr):
         if not self.changes:
             return self.name
         return f"{self.name} with " + ", ".join(f"{k}={v:g}" for k, v in self.changes.items())
+
+
+_FAR = 1000.0  # times more or less than the GPU has: a number in another unit
+_UNITS = {"bytes_per_s": "bytes per second", "hz": "Hz", "bytes": "bytes", "flops_per_j": "FLOPs per joule",
+          "s": "seconds", "w": "watts", "usd": "US dollars"}  # fmt: skip
+
+
+def _check_plausible(gpu: Gpu, name: str, value: float) -> None:
+    """Refuse a what-if in gigabytes, megahertz or milliseconds."""
+    before = gpu.number(name)
+    try:
+        ratio = float(value) / before if before else 1.0
+    except (TypeError, ValueError, OverflowError):
+        return  # which the number itself is refused for
+    if 1 / _FAR <= ratio <= _FAR or ratio <= 0:
+        return
+    unit = next((f", in {text}" for ending, text in _UNITS.items() if name.endswith(f"_{ending}")), "")
+    raise KernelcastError(
+        f"{name}={value:g} is {'less' if ratio < 1 else 'more'} than a thousand"
+        f"{'th of' if ratio < 1 else ' times'} what {gpu.name} has: {before:g}{unit}; give it so, or a factor, as "
+        f"{name}*1.5"
+    )
 
 
 RATE_TABLES = ("tensor_flops_per_clk_sm", "fma_flops_per_clk_sm", "sustained_tensor_fractions")

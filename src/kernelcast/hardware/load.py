@@ -217,14 +217,16 @@ def contradictions(gpu: Gpu) -> Iterator[str]:
             yield f"sustained_tensor_fractions.{dtype}, but tensor_flops_per_clk_sm has no {dtype} (it has {known})"
 
 
-def changed(gpu: Gpu, changes: Iterable[str], parameter: str = "set") -> Gpu:
+def changed(gpu: str | Path | Gpu, changes: str | Iterable[str], parameter: str = "set") -> Gpu:
     """A what-if of ``gpu`` from text: ``dram_bytes_per_s=7e12`` sets a number, ``dram_bytes_per_s*1.5`` multiplies it.
 
     A table with one number per dtype may be multiplied as a whole (``tensor_flops_per_clk_sm*2``); whole numbers are
     rounded.
     """
+    if not isinstance(gpu, Gpu):
+        gpu = _find(str(gpu))
     numbers: dict[str, float] = {}
-    for text in changes:
+    for text in [changes] if isinstance(changes, str) else changes:
         match = _CHANGE.fullmatch(text)
         try:
             name, sign, value = match[1], match[2], float(match[3])  # type: ignore[index]

@@ -107,6 +107,11 @@ class Deployment:
     overlap: bool = False  # exchanges of one half of the batch run beside the other's work (two-batch overlap)
 
     def __post_init__(self) -> None:
+        if not self.stack.runs_on(self.gpu.vendor):
+            raise KernelcastError(
+                f"{self.stack.name} runs on {self.stack.vendor.upper()} GPUs alone, and {self.gpu.name} is of "
+                f"{self.gpu.vendor.upper()}: take `stack` vllm or sglang"
+            )
         if self.precision is None:
             object.__setattr__(self, "precision", Precision.of(self.model))
         if self.routing not in ROUTINGS:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
-from kernelcast.ops.dtypes import DTYPES, DType
+from kernelcast.ops.dtypes import DTYPES, DType, canonical_dtype
 from kernelcast.ops.op_names import unknown_op
 from kernelcast.ops.work import Array, Works
 
@@ -55,7 +55,10 @@ class Parameter:
             if self.file is not None and isinstance(value, str) and value.endswith(".toml"):
                 self.file(value)
             elif value not in self.options:
-                raise unknown(self.name, value, self.options)
+                dtype = canonical_dtype(value) if isinstance(value, str) else value
+                if dtype not in self.options:
+                    raise unknown(self.name, value, self.options)
+                return dtype
             return value
         if self.type == "flag":
             if isinstance(value, bool | np.bool_) or value in (0, 1):

@@ -41,9 +41,32 @@ _ALL = (
     DType("w4a4_mxfp4", 0.5 + 1 / 32, 0.5 + 1 / 32, 2, "mxfp4"),
 )
 DTYPES = {d.name: d for d in _ALL}
+# As PyTorch, engines and checkpoints write them. AWQ and GPTQ store 4 bits unless their config says otherwise;
+# compressed-tensors names schemes by the bits of weights and activations, where 8 and 8 are integers. An fp8 that says
+# how its bits are divided takes as long as the other.
+_SPELLINGS = {
+    **dict.fromkeys(("float32", "float", "single"), "fp32"), "tfloat32": "tf32",
+    **dict.fromkeys(("float16", "half"), "fp16"), "bfloat16": "bf16",
+    **dict.fromkeys(("fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2", "float8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3",
+                     "fbgemm_fp8", "ptpc_fp8", "fp8_dynamic", "w8a8_fp8", "fp8_inc"), "fp8"),
+    **dict.fromkeys(("deepseek_fp8", "fp8_block_scales"), "fp8_block"),
+    **dict.fromkeys(("w8a8", "w8a8_int8", "smoothquant"), "int8"),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "gptq_int4", "w4a16", "w4a16_awq", "w4a16_gptq"),
+                    "int4"),
+    **dict.fromkeys(("w8a16", "gptq_int8"), "int8_wo"),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4_w4a4"), "nvfp4"), "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4_fp8",
+}  # fmt: skip
+
+
+def canonical_dtype(name: str) -> str:
+    """The name here of a format as people write it: torch.bfloat16, FP8, half, awq; an unknown name as it is."""
+    folded = name.strip().lower().removeprefix("torch.").replace("-", "_")
+    folded = _SPELLINGS.get(folded, folded)
+    return folded if folded in DTYPES else name
 
 
 def find_dtype(name: str) -> DType:
+    name = canonical_dtype(name)
     if name not in DTYPES:
         raise unknown("dtype", name, DTYPES)
     return DTYPES[name]

@@ -271,6 +271,15 @@ class Simulation(Renamed, HtmlRepr):
         early, late = float(np.mean(waits[:fifth])), float(np.mean(waits[-fifth:]))
         return late > _SLOWED * early and late > float(np.median(served.e2el_s - waits)) * _OF_SERVICE
 
+    @property
+    def single_burst(self) -> bool:
+        """Whether all requests were there before one was done, so that nothing is known of a rate that lasts."""
+        closed = self.load.max_concurrency or self.service.offline
+        served = self.request_times
+        if closed or len(self.load) < 2 or not self.complete:
+            return False
+        return float(served.arrival_s.max()) < float(served.last_token_s.min())
+
 
 _FEW = 50  # requests from which a trend can be progress
 _SLOWED = 3.0  # times that the last fifth waits longer than the first

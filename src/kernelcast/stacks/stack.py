@@ -76,6 +76,8 @@ class Stack(Library):
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # sizes of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
+    vendor: str = ""  # of the GPUs that it runs on; "": any
+    eager_launch_s: float = 0.0  # host time of one op where graphs and compilation are off; 0: ``launch_s``
     scheduler: tuple[
         tuple[str, Any], ...
     ] = ()  # its defaults, see serving.service.EngineSettings; none: it serves no queue
@@ -101,7 +103,8 @@ class Stack(Library):
         """The stack on a host whose launch and scheduling times are scaled by ``factor``."""
         if factor == 1.0:
             return self
-        times = ("step_s", "prefill_s", "launch_s", "gap_s", "sequence_s", "overlapped_step_s", "overlapped_sequence_s")
+        times = ("step_s", "prefill_s", "launch_s", "eager_launch_s", "gap_s", "sequence_s", "overlapped_step_s",
+                 "overlapped_sequence_s")  # fmt: skip
         changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
         return replace(self, **changed, eager_ops=tuple((op, factor * time_s) for op, time_s in self.eager_ops))
 
@@ -114,6 +117,15 @@ class Stack(Library):
         outside_s = np.where(graph, np.where(decodes, 0.0, attention_s), launching_s)
         busy_s = self.overlapped_step_s + self.overlapped_sequence_s * sequences + outside_s
         return np.maximum(np.where(graph, launches * self.gap_s, 0.0), busy_s - kernels_s)
+
+    def runs_on(self, vendor: str) -> bool:
+        """Whether it runs on GPUs of this vendor."""
+        return self.vendor in ("", vendor.lower())
+
+    def eager(self) -> Stack:
+        """The stack without CUDA graphs and compilation (vLLM's --enforce-eager, SGLang's --disable-cuda-graph): every
+        op of every step is launched by Python."""
+        return replace(self, graphs=False, graph_prompts=False, launch_s=max(self.launch_s, self.eager_launch_s))
 
     def synchronous(self) -> Stack:
         """The stack where a step is scheduled after the one before it: nothing of the host's work is overlapped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,6 +17,7 @@ from kernelcast import plugins
 from kernelcast._version import __version__
 from kernelcast.app.cli.commands import CommandGroup, with_examples
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.stacks.engine_flags import aliases_of
 
 # Modules of this folder; each has register(app). Only that of the command that runs is imported.
 COMMANDS: tuple[str | ModuleType, ...] = (
@@ -26,6 +28,7 @@ COMMANDS: tuple[str | ModuleType, ...] = (
 MODULES = {**dict.fromkeys(("evidence", "gpu", "gpus", "models", "ops"), "lists"), "query": "sweep"}
 LAB = ("collect-models", "data", "evaluate", "fit", "validate")
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
+_LONG = re.compile(r"(\S{400})\S+")  # what somebody typed: the rest of it says no more
 _COMPLETING = "_KERNELCAST_COMPLETE"  # set by a shell that completes a line
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # the line so far: of bash, of the others
 # Typer carries its own copy of Click since 0.2x and used the package before; its base is reached either way.
@@ -120,7 +123,8 @@ def _ended(by: BrokenPipeError | SystemExit) -> int:
 def _fail(message: str) -> int:
     if not completing():  # a shell that completes a line has no place for messages
         with contextlib.suppress(BrokenPipeError):
-            print("kernelcast: error:", " ".join(message.split()), file=sys.stderr)
+            text = _LONG.sub(r"\1…", " ".join(message.split()))
+            print("kernelcast: error:", text, file=sys.stderr)
     return 2
 
 
@@ -148,5 +152,8 @@ def option_names(context: Any) -> list[str]:
     """The long options of the command that was running."""
     if context is None:
         return []
-    names = [name for p in context.command.get_params(context) for name in (*p.opts, *p.secondary_opts)]
+    params = context.command.get_params(context)
+    names = [name for p in params for name in (*p.opts, *p.secondary_opts)]
+    known = {str(p.name) for p in params}
+    names += [f"--{alias.replace('_', '-')}" for name in known for alias in aliases_of(name, known) if len(alias) > 1]
     return [name for name in names if name.startswith("--")]

@@ -21,6 +21,7 @@ from kernelcast import _start
 from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import CommandParameter, bound, command_parameters
 from kernelcast.errors import KernelcastError, KernelcastWarning, unknown
+from kernelcast.stacks.engine_flags import WITHOUT_EFFECT, parameter_called
 
 AnyCommand = TypeVar("AnyCommand", bound="Examples")
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
@@ -28,6 +29,7 @@ _WRITTEN = ("-o", "--output", "--out", "--plot", "--timeline", "--requests-out")
 _TIMELINE = ("--trace", "FILE.json")  # other commands read a --trace, of requests
 _FOLDER = "DIR"  # what help calls a folder
 _MAKES_FOLDERS = ("collect", "collect-models")  # commands that make the folder that their file goes to
+_PAIR = re.compile(r"[a-z0-9]+:[0-9.]+(ms|s)?", re.IGNORECASE)  # as in --goodput ttft:500 tpot:30
 Values = Callable[[], Iterable[str]]
 # what errors call a parameter: `name`, a name that they begin with, or one with an underscore
 _NAME = re.compile(r"`([a-z]\w*)`|^([a-z]+)(?=[ :])|(?<![\w./'\"=-])([a-z]+(?:_[a-z0-9]+)+)(?![\w./'\"=(-])")
@@ -48,7 +50,7 @@ class Examples:
 
 
 class Command(Examples, TyperCommand):
-    """Takes --kv_heads for --kv-heads, and --causal true for --causal."""
+    """Takes --kv_heads for --kv-heads, --causal true for --causal, and engines' names of parameters."""
 
     values: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {}  # that a shell may complete, by parameter
 
@@ -56,7 +58,13 @@ class Command(Examples, TyperCommand):
         if ctx.resilient_parsing:  # a shell completes a line
             offer_names(self.params, self.values)
         switches = {p.opts[0]: p.secondary_opts[0] for p in self.params if p.opts and p.secondary_opts}
-        return super().parse_args(ctx, tidy(args, switches))
+        args, without_effect = canonical_flags(args, self.params)
+        args = tidy(args, switches)
+        if not ctx.resilient_parsing:
+            refuse_twice(self.make_parser(ctx).parse_args(list(args))[2])
+        for name in without_effect:
+            print(f"kernelcast: {name} changes nothing in the forecast", file=sys.stderr)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         _start.running()
@@ -108,6 +116,53 @@ def with_flags(message: str, params: Iterable[Any]) -> str:
         return str(flags.get(match[1] or match[2] or match[3], match[0]))
 
     return _NAME.sub(flag, message)
+
+
+def canonical_flags(args: list[str], params: Iterable[Any]) -> tuple[list[str], list[str]]:
+    """Engines' flags as the command's own, pairs after --goodput as one option each; and the flags that are left out,
+    as they change nothing in a forecast."""
+    options = {str(param.name): param for param in params}
+    known = {name for name, param in options.items() if any(opt.startswith("-") for opt in param.opts)}
+    result: list[str] = []
+    without_effect: list[str] = []
+    values, several = False, ""
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        parameter = name.lstrip("-").replace("-", "_") if name.startswith("-") else ""
+        if values and not parameter:  # of a flag that was left out
+            values = False
+            continue
+        if parameter in WITHOUT_EFFECT and parameter not in known and {"stack", "model"} <= options.keys():
+            without_effect.append(name)
+            values = WITHOUT_EFFECT[parameter] and not equals
+            continue
+        if found := parameter_called(parameter, known):
+            name = options[found[0]].opts[0]
+            if not found[1]:
+                name = options[found[0]].secondary_opts[0]
+            arg = f"{name}{equals}{value}"
+        elif parameter in known and len(parameter) > 1 and not name.startswith("--"):  # vLLM's -tp
+            arg = f"-{arg}"
+        pair = bool(_PAIR.fullmatch(arg))
+        if pair and several and result[-1] != several:
+            result.append(several)
+        several = several if pair else name if _many(options.get(parameter)) else ""
+        result.append(arg)
+    return result, without_effect
+
+
+def _many(param: Any) -> bool:
+    return bool(getattr(param, "multiple", False))
+
+
+def refuse_twice(order: Iterable[Any]) -> None:
+    """An option that is given more than once, where it takes one value: the last would win silently."""
+    seen: set[str] = set()
+    for param in order:
+        if param.name in seen and not _many(param) and param.opts[0].startswith("-"):
+            commas = str(param.metavar or "").endswith(",..")
+            raise KernelcastError(f"{param.opts[0]} is given twice: give it once{', with commas' if commas else ''}")
+        seen.add(param.name)
 
 
 def tidy(args: list[str], switches: dict[str, str]) -> list[str]:
@@ -168,8 +223,10 @@ def typer_info(parameter: CommandParameter) -> Any:
     """A parameter as Typer takes it."""
     if not parameter.flags:
         return typer.Argument(metavar=parameter.metavar, help=parameter.help)
-    return typer.Option(*parameter.flags, help=parameter.help, metavar=parameter.metavar,
-                        rich_help_panel=parameter.panel, min=parameter.minimum, max=parameter.maximum)  # fmt: skip
+    also = ", ".join(f"--{alias.replace('_', '-')}" for alias in parameter.aliases if len(alias) > 1)
+    help = f"{parameter.help} (also {also})" if also else parameter.help
+    return typer.Option(*parameter.flags, help=help, metavar=parameter.metavar,
+                        rich_help_panel=parameter.panel, min=parameter.minimum)  # fmt: skip
 
 
 def typed(name: str, annotation: Any) -> Any:

@@ -32,7 +32,7 @@ class GpusAndPrices(shared.PredictorParameters):
 
     gpus: Annotated[
         str | Sequence[str] | None,
-        option("", "--gpu", metavar="ID,..", help="GPUs to compare, or all (required)", type=str | None,
+        option(metavar="ID,..", help="GPUs to compare, or all (required)", type=str | None,
                values=partial(shared.gpu_names, "all")),
     ] = None  # fmt: skip
     max_gpus: Annotated[int, option(help="GPUs at most, of one model")] = 8
@@ -67,7 +67,7 @@ class ServedModel(Question):
 
     panel: ClassVar[str | None] = "Serving"
 
-    rate: Annotated[float | None, option("", "--request-rate", help="requests per second to sustain")] = None
+    rate: Annotated[float | None, option(help="requests per second to sustain")] = None
     input_len: shared.InputLen = None
     output_len: shared.OutputLen = None
     ttft: Annotated[str | None, _limit(help="limit of the mean time to first token")] = None
@@ -79,7 +79,7 @@ class ServedModel(Question):
     formats: Annotated[
         str | None,
         option(metavar="FORMAT,..", help="formats of weights, or all; default: the checkpoint's",
-               values=partial(shared.weight_formats, "all")),
+               values=partial(shared.weight_formats, "all"), reads=shared.number_format),
     ] = None  # fmt: skip
     kv_dtype: shared.KvFormat = None
     thorough: Annotated[bool, option(help="forecast every layout, not only the most promising")] = False
@@ -99,7 +99,7 @@ class CompareQuestion(ServedModel, GpusAndPrices):
     command: ClassVar[str] = "compare"
 
     model: shared.ModelName
-    batch: Annotated[int | None, option(help="requests of one static batch")] = None
+    batch: Annotated[int | None, option(help="requests of one static batch", maximum=1 << 20)] = None
 
     def answer(self) -> Comparison:
         """The GPUs, in order."""

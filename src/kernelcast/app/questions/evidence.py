@@ -131,7 +131,11 @@ def _measured_kin(target: Gpu, entries: Sequence[MeasuredConfiguration]) -> str:
 
 
 def _list(given: str | Sequence[str]) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
+    names = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise KernelcastError(f"evidence() takes names, or lists of names, not {name!r}")
+    return names
 
 
 def _pair(text: str, entries: Sequence[MeasuredConfiguration]) -> tuple[str, str]:

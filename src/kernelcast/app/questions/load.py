@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from kernelcast.app.questions.parameters import Question, option
-from kernelcast.app.questions.shared import InputLen, OutputLen, Seed, names_of
+from kernelcast.app.questions.shared import LONGEST, MOST_REQUESTS, InputLen, OutputLen, Seed, names_of
 from kernelcast.errors import KernelcastError, warn
 
 if TYPE_CHECKING:
@@ -29,7 +29,12 @@ class LoadParameters(Question):
     panel: ClassVar[str | None] = "Load"
 
     request_rate: Annotated[Real, option(help="requests per second; inf, as in vLLM: all at once")] = None
-    num_prompts: Annotated[Integer, option(help="number of requests", unless_given=1000)] = None
+    dataset_name: Annotated[
+        Text,
+        option(metavar="NAME", help="as the benchmarks call it: random, prefix_repetition, generated-shared-prefix",
+               values=partial(names_of, "app.questions.load", "DATASETS")),
+    ] = None  # fmt: skip
+    num_prompts: Annotated[Integer, option(help="number of requests", unless_given=1000, maximum=MOST_REQUESTS)] = None
     input_len: InputLen = None
     output_len: OutputLen = None
     max_concurrency: Annotated[Integer, option(help="concurrent requests at most; others wait at the client")] = None
@@ -60,30 +65,26 @@ class LoadParameters(Question):
     ] = None  # fmt: skip
     input_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal prompt lengths")] = None
     output_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal output lengths")] = None
-    random_prefix_len: Annotated[Integer, option(help="prefix tokens that all prompts share, beyond --input-len")] = (
+    random_prefix_len: Annotated[
+        Integer, option(help="prefix tokens that all prompts share, beyond --input-len", maximum=LONGEST)
+    ] = None
+    num_prefixes: Annotated[
+        Integer, option(help="prefixes that prompts share", unless_given=10, maximum=MOST_REQUESTS)
+    ] = None
+    prefix_len: Annotated[Integer, option(help="tokens of such a prefix", unless_given=256, maximum=LONGEST)] = None
+    suffix_len: Annotated[Integer, option(help="tokens after the prefix", unless_given=256, maximum=LONGEST)] = None
+    num_groups: Annotated[
+        Integer, option(help="system prompts, one a group of users", unless_given=64, maximum=MOST_REQUESTS)
+    ] = None
+    prompts_per_group: Annotated[Integer, option(help="users of a group", unless_given=16, maximum=MOST_REQUESTS)] = (
         None
     )
-    num_prefixes: Annotated[
-        Integer, option("--prefix-repetition-num-prefixes", "", help="prefixes that prompts share", unless_given=10)
-    ] = None
-    prefix_len: Annotated[
-        Integer, option("--prefix-repetition-prefix-len", "", help="tokens of such a prefix", unless_given=256)
-    ] = None
-    suffix_len: Annotated[
-        Integer, option("--prefix-repetition-suffix-len", "", help="tokens after the prefix", unless_given=256)
-    ] = None
-    num_groups: Annotated[
-        Integer, option("", "--gsp-num-groups", help="system prompts, one a group of users", unless_given=64)
-    ] = None
-    prompts_per_group: Annotated[
-        Integer, option("", "--gsp-prompts-per-group", help="users of a group", unless_given=16)
-    ] = None
     system_prompt_len: Annotated[
-        Integer, option("", "--gsp-system-prompt-len", help="tokens of a system prompt", unless_given=2048)
+        Integer, option(help="tokens of a system prompt", unless_given=2048, maximum=LONGEST)
     ] = None
-    question_len: Annotated[
-        Integer, option("", "--gsp-question-len", help="tokens of a user's question", unless_given=128)
-    ] = None
+    question_len: Annotated[Integer, option(help="tokens of a user's question", unless_given=128, maximum=LONGEST)] = (
+        None
+    )
     multi_turn: Annotated[bool, option(help="users of groups continue their conversations")] = False
     trace: Annotated[
         Path | None, option(metavar="FILE", help="CSV, JSONL, Parquet: arrival_s, input_tokens, output_tokens")
@@ -104,8 +105,14 @@ _RAMP = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
 _REPEATED = ("num_prefixes", "prefix_len", "suffix_len")
 _GROUPS = ("num_groups", "prompts_per_group", "system_prompt_len", "question_len", "multi_turn")
 _SPREAD = ("random_range_ratio", "lengths", "input_len_std", "output_len_std")
-_SIZES = ("input_len", "output_len", "random_prefix_len", *_SPREAD, *_REPEATED, *_GROUPS)
+_SIZES = ("dataset_name", "input_len", "output_len", "random_prefix_len", *_SPREAD, *_REPEATED, *_GROUPS)
 _OF_TRACE = ("trace_format", "skip_bad", "rate_scale", "limit")
+# of `vllm bench serve` and SGLang's bench_serving, by the parameters that they have; others are files of prompts
+DATASETS = {
+    **dict.fromkeys(("random", "random-ids"), (*_REPEATED, *_GROUPS)),
+    "prefix_repetition": ("input_len", "random_prefix_len", *_GROUPS),
+    "generated-shared-prefix": ("input_len", "random_prefix_len", *_REPEATED),
+}  # fmt: skip
 
 
 def build_load(parameters: LoadParameters, max_context: int = 0, *, at_once: bool = False) -> Load:
@@ -115,6 +122,7 @@ def build_load(parameters: LoadParameters, max_context: int = 0, *, at_once: boo
         value = getattr(parameters, name)
         if value is not None and value < 1:
             raise KernelcastError(f"`{name}` must be 1 or more, not {value}")
+    _check_dataset(parameters)
     if not 0 <= parameters.seed < 2**32:
         raise KernelcastError(f"`seed` must be a whole number from 0 to {2**32 - 1}, not {parameters.seed}")
     if at_once:
@@ -122,10 +130,21 @@ def build_load(parameters: LoadParameters, max_context: int = 0, *, at_once: boo
     path = parameters.trace
     load = _generated(parameters, at_once) if path is None else _of_trace(parameters, path, max_context, at_once)
     if max_context and load.longest > max_context:
-        raise KernelcastError(
-            f"a prompt and its output have {load.longest} tokens together, and the model takes {max_context}"
-        )
+        by = "`max_model_len` is" if getattr(parameters, "max_model_len", None) == max_context else "the model takes"
+        raise KernelcastError(f"a prompt and its output have {load.longest} tokens together, and {by} {max_context}")
     return load
+
+
+def _check_dataset(parameters: LoadParameters) -> None:
+    name = parameters.dataset_name
+    if name is None:
+        return
+    if name not in DATASETS:
+        raise KernelcastError(
+            f"`dataset_name` {name!r} is of prompts that are not here: give their lengths with `trace`, or one of "
+            f"{', '.join(DATASETS)}"
+        )
+    parameters.refuse(DATASETS[name], f"`dataset_name` {name} does not take them")
 
 
 def _of_trace(parameters: LoadParameters, path: Path, max_context: int, at_once: bool) -> Load:
@@ -216,13 +235,15 @@ def _prompts(parameters: LoadParameters, count: int) -> Prompts:
 
     draws = np.random.default_rng(parameters.seed)
     outputs = _lengths(parameters, parameters.value("output_len"), parameters.output_len_std)
-    if repeated := parameters.given(*_REPEATED):
+    repeated = parameters.given(*_REPEATED)
+    if repeated or parameters.dataset_name == "prefix_repetition":
         parameters.refuse(
-            ("input_len", "random_prefix_len", "input_len_std", *_GROUPS), f"{repeated[0]} gives the lengths"
+            ("input_len", "random_prefix_len", "input_len_std", *_GROUPS),
+            f"{(repeated or ['`dataset_name`'])[0]} gives the lengths",
         )
         prefixes, prefix, suffix = map(parameters.value, _REPEATED)
         return repeated_prefixes(count, prefix, suffix, prefixes, outputs, draws)
-    if parameters.given(*_GROUPS):
+    if parameters.given(*_GROUPS) or parameters.dataset_name == "generated-shared-prefix":
         parameters.refuse(("input_len", "random_prefix_len"), "`question_len` and `system_prompt_len` give the lengths")
         groups, users, system, question = map(parameters.value, _GROUPS[:4])
         questions = _lengths(parameters, question, parameters.input_len_std)

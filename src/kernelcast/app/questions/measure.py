@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import Question, argument, option
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.ops.dtypes import canonical_dtype
 
 if TYPE_CHECKING:
     from kernelcast.collect.step_plan import EngineLimits
@@ -114,7 +115,7 @@ class TuneQuestion(Question):
     """Which Triton configs to try."""
 
     gpu: shared.GpuName = None
-    dtype: Annotated[str, option(metavar="FORMAT", help="bf16, fp16, fp8, fp8_block")] = "bf16"
+    dtype: Annotated[str, option(metavar="FORMAT", help="bf16, fp16, fp8, fp8_block", reads=canonical_dtype)] = "bf16"
     top: Annotated[int, _size(help="configs to measure: the most promising by prediction")] = 16
     more: Annotated[
         int, option(minimum=0, help="measure so many beyond them; on a GPU not seen by Optuna, if installed")
@@ -170,7 +171,11 @@ class DiagnoseQuestion(shared.PredictorParameters):
     top: Annotated[int, option(help="calls to show")] = 20
     dtype: Annotated[
         str | None,
-        option(metavar="FORMAT", help="format that the run's matrix products should have; default: most of them"),
+        option(
+            metavar="FORMAT",
+            help="format that the run's matrix products should have; default: most of them",
+            reads=canonical_dtype,
+        ),
     ] = None
     set: shared.Changes = None
     cache: shared.Cache = "model"

@@ -6,13 +6,14 @@ The command line's options, Python's signatures, the web's bodies, completion an
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
+from kernelcast.app.questions.values import checked_value, union_members
 from kernelcast.errors import KernelcastError
+from kernelcast.stacks.engine_flags import aliases_of
 
 POSITIONAL = ("model", "gpu", "gpus")  # parameters that may be given without their names
 _CACHE: dict[type, tuple[CommandParameter, ...]] = {}
@@ -24,7 +25,8 @@ class CommandParameter:
 
     ``type``: what a command line can give, where Python takes more (a ``Gpu`` beside its name). ``annotation``: the
     Python type as written, where importing it would take long. ``unless_given``: what None stands for. ``values``:
-    the names that it is one of, looked up when they are needed.
+    the names that it is one of, looked up when they are needed. ``reads``: the name that a text means, of a list with
+    commas each; None: as not given.
     """
 
     help: str
@@ -35,9 +37,12 @@ class CommandParameter:
     maximum: float | None = None
     unless_given: Any = None
     values: Callable[[], Iterable[str]] | None = None
+    reads: Callable[[str], str | None] | None = None
     type: Any = None
     annotation: str = ""
+    python_type: Any = None
     name: str = ""
+    aliases: tuple[str, ...] = ()  # engines' names of it
     default: Any = field(default_factory=lambda: MISSING)
 
     @property
@@ -57,6 +62,11 @@ class CommandParameter:
     def is_file(self) -> bool:
         return Path in union_members(self.type)
 
+    @property
+    def has_commas(self) -> bool:
+        """Whether the command line writes a list with commas."""
+        return bool(self.metavar) and str(self.metavar).endswith(",..")
+
 
 def argument(metavar: str, help: str, **more: Any) -> CommandParameter:
     """A positional argument."""
@@ -69,11 +79,6 @@ def option(*flags: str, help: str, unless_given: Any = None, **more: Any) -> Com
     return CommandParameter(text, flags or ("",), unless_given=unless_given, **more)
 
 
-def union_members(type: Any) -> tuple[Any, ...]:
-    """The types of a union; of another type that type."""
-    return get_args(type) if get_origin(type) in (Union, types.UnionType) else (type,)
-
-
 def bound(name: str, annotation: Any, default: Any) -> CommandParameter:
     """The parameter of an annotated field or argument, with its name, flags, type and default."""
     if get_origin(annotation) is not Annotated:
@@ -83,7 +88,7 @@ def bound(name: str, annotation: Any, default: Any) -> CommandParameter:
     flags = tuple(given or flag for given in parameter.flags)
     if flags and not any(flag in given.split("/") for given in flags):
         flags = (flag, *flags)
-    return replace(parameter, name=name, flags=flags, type=parameter.type or type, default=default)
+    return replace(parameter, name=name, flags=flags, type=parameter.type or type, python_type=type, default=default)
 
 
 def command_parameters(question: Any) -> tuple[CommandParameter, ...]:
@@ -91,11 +96,13 @@ def command_parameters(question: Any) -> tuple[CommandParameter, ...]:
     if question not in _CACHE:
         hints = get_type_hints(question, include_extras=True)
         parameters = []
+        known = {member.name for member in fields(question)}
         for member in fields(question):
             default = member.default if member.default_factory is MISSING else member.default_factory()
             parameter = bound(member.name, hints[member.name], default)
             home = next(cls for cls in question.__mro__ if member.name in inspect.get_annotations(cls))
-            parameters.append(replace(parameter, panel=parameter.panel or home.__dict__.get("panel")))
+            panel = parameter.panel or home.__dict__.get("panel")
+            parameters.append(replace(parameter, panel=panel, aliases=aliases_of(member.name, known)))
         _CACHE[question] = tuple(
             sorted(parameters, key=lambda parameter_: (bool(parameter_.flags), parameter_.panel is not None))
         )
@@ -111,6 +118,12 @@ class Question:
 
     command: ClassVar[str]
     panel: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        for parameter in command_parameters(type(self)):
+            given = getattr(self, parameter.name)
+            if given is not parameter.default and (value := checked_value(parameter, given)) is not given:
+                object.__setattr__(self, parameter.name, value)
 
     def given(self, *names: str) -> list[str]:
         """Which of these parameters differ from their defaults, quoted for a message."""

@@ -69,16 +69,14 @@ class SearchParameters(shared.PredictorParameters):
 
     gpus: Annotated[
         str | None,
-        option(
-            "", "--gpu", metavar="ID,..", help="GPUs to choose from; default: all with a price", values=shared.gpu_names
-        ),
+        option(metavar="ID,..", help="GPUs to choose from; default: all with a price", values=shared.gpu_names),
     ] = None
     max_gpus: Annotated[int, option(help="GPUs at most, of one model")] = 64
     stack: Annotated[str, option(metavar="NAME,..", help="vllm, sglang, trtllm", values=shared.stack_names)] = "vllm"
     dtype: Annotated[
         str | None,
         option(metavar="FORMAT,..", help="formats of weights; default: the checkpoint's, and fp8",
-               values=shared.weight_formats),
+               values=shared.weight_formats, reads=shared.number_format),
     ] = None  # fmt: skip
     kv_dtype: shared.KvFormat = None
     tp: Annotated[str, option(metavar="N,..", help="tensor parallel sizes")] = "1,2,4,8"

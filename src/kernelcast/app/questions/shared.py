@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kernelcast.app.questions.parameters import Question, argument, option
-from kernelcast.errors import KernelcastError, unknown
+from kernelcast.errors import KernelcastError, unknown, warn
 from kernelcast.forecast import PREDICTORS, Calibration, learned_from
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.hardware import Gpu, changed, gpu
 from kernelcast.machine.analyse import PIPELINES
+from kernelcast.ops.dtypes import canonical_dtype
 
 if TYPE_CHECKING:
     from kernelcast.models.architecture import Architecture
+    from kernelcast.models.precision import Precision
 
 # How many sets of weights, and of activations, pass between two uses of one
 ROTATIONS = {"model": (math.inf, 1.0), "cold": (math.inf, math.inf), "warm": (1.0, 1.0)}
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # as in `vllm bench serve`
+LONGEST = 1 << 24  # tokens of a request: more than any model takes
+MOST_REQUESTS = 10_000_000  # of a load: as many are held in memory
+_AS_STORED = ("compressed-tensors", "modelopt", "modelopt_mixed", "quark")  # of many formats: the checkpoint says which
+_UNQUANTISED = ("bf16", "fp16", "fp32", "tf32")
 
 
 def names_of(module: str, attribute: str, *more: str) -> Iterable[str]:
@@ -81,23 +87,34 @@ PowerCap = Annotated[float | None, option(metavar="WATTS", help="power limit of 
 StackName = Annotated[
     str, option(metavar="NAME", help="vllm, sglang, trtllm, torch; an older release: vllm==0.19", values=stack_names)
 ]
-InputLen = Annotated[
-    int | None, option("", "--random-input-len", help="prompt tokens of each request", unless_given=INPUT_LEN)
-]
+InputLen = Annotated[int | None, option(help="prompt tokens of each request", unless_given=INPUT_LEN, maximum=LONGEST)]
 OutputLen = Annotated[
-    int | None, option("", "--random-output-len", help="output tokens of each request", unless_given=OUTPUT_LEN)
+    int | None, option(help="output tokens of each request", unless_given=OUTPUT_LEN, maximum=LONGEST)
 ]
+
+
+def number_format(text: str) -> str | None:
+    """A format as people write it (bfloat16, FP8, awq); None: auto, as the checkpoint is stored."""
+    return None if text.strip().lower() == "auto" else canonical_dtype(text)
+
+
 WeightsFormat = Annotated[
     str | None,
-    option(metavar="FORMAT", help="number format of weights; default: the checkpoint's", values=weight_formats),
-]
+    option(metavar="FORMAT", help="number format of weights; default: the checkpoint's", values=weight_formats,
+           reads=number_format),
+]  # fmt: skip
+QuantizationMethod = Annotated[
+    str | None,
+    option(metavar="METHOD", help="how weights are quantized, as engines call it: fp8, awq, gptq, …; --dtype is of "
+           "activations then"),
+]  # fmt: skip
 KvFormat = Annotated[
     str | None,
-    option("", "--kv-cache-dtype", metavar="FORMAT", help="number format of the KV cache",
-           values=partial(names_of, "models.precision", "CACHE")),
+    option(metavar="FORMAT", help="number format of the KV cache",
+           values=partial(names_of, "models.precision", "CACHE"), reads=number_format),
 ]  # fmt: skip
-Tp = Annotated[int, option("", "--tensor-parallel-size", help="tensor parallel size")]
-Pp = Annotated[int, option("", "--pipeline-parallel-size", help="pipeline parallel size")]
+Tp = Annotated[int, option(help="tensor parallel size")]
+Pp = Annotated[int, option(help="pipeline parallel size")]
 Ep = Annotated[int, option(help="expert parallel size")]
 Dp = Annotated[int, option(help="attention data parallel size (ranks that share the experts)")]
 MicroBatches = Annotated[int, option(help="micro-batches of a pipeline")]
@@ -189,3 +206,34 @@ def resolve_conditions(
         predictor=predictor if weights is None else learned_from(weights),
         calibration=calibration,
     )
+
+
+def precision(model: Architecture, dtype: str | None, quantization: str | None, cache: str | None) -> Precision:
+    """The formats of a served model. ``quantization``: the method as vLLM and SGLang name it; beside it ``dtype`` is of
+    activations, as in the engines, and alone it is of weights."""
+    from kernelcast.models.precision import Precision
+
+    stored = model.quantization
+    if quantization is None or quantization.lower() in ("auto", "none"):
+        if stored is not None and stored.weights is not None and dtype in _UNQUANTISED:
+            warn(f"{model.name} is stored in {stored.experts or stored.weights}: `dtype` {dtype} forecasts its weights "
+                 f"in {dtype}, where engines quantize none and change the format of activations alone")  # fmt: skip
+        return Precision.of(model, dtype, cache)
+    method = quantization.lower().replace("_", "-")
+    if dtype not in (None, "bf16", "fp16") and dtype != canonical_dtype(quantization):
+        raise KernelcastError(f"`dtype` {dtype} and `quantization` {quantization} are two formats: give one")
+    if method.replace("-", "_") in _AS_STORED or method in _AS_STORED:
+        if stored is None:
+            raise KernelcastError(f"`quantization` {quantization} is what a checkpoint is stored as, and {model.name} "
+                                  "is stored in 16 bits: say which format, such as fp8, awq or nvfp4")  # fmt: skip
+        return Precision.of(model, None, cache)
+    weights = canonical_dtype(quantization)
+    if weights not in (known := [name for name in weight_formats() if name not in _UNQUANTISED]):
+        raise unknown("quantization", quantization, [*known, "awq", "gptq", *_AS_STORED])
+    if stored is not None and stored.weights is not None:
+        formats = {stored.weights, stored.experts, stored.mlp, stored.weights.removesuffix("_block")}
+        if weights not in formats:
+            raise KernelcastError(f"{model.name} is stored in {stored.experts or stored.weights}, which `quantization` "
+                                  f"{quantization} does not match: engines refuse it")  # fmt: skip
+        return Precision.of(model, None, cache)
+    return Precision.of(model, weights, cache)

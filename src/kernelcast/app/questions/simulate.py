@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from kernelcast.app.questions import shared
-from kernelcast.app.questions.deployment import ClusterParameters, speculation
+from kernelcast.app.questions.deployment import ClusterParameters, EngineLimits, speculation
 from kernelcast.app.questions.load import LoadParameters, build_load
 from kernelcast.app.questions.parameters import Question, option
 from kernelcast.errors import KernelcastError
@@ -37,6 +37,7 @@ class DeploymentParameters(ClusterParameters, shared.PredictorParameters):
     gpu: shared.GpuName = None
     stack: shared.StackName = "vllm"
     dtype: shared.WeightsFormat = None
+    quantization: shared.QuantizationMethod = None
     kv_dtype: shared.KvFormat = None
     tp: shared.Tp = 1
     pp: shared.Pp = 1
@@ -47,37 +48,17 @@ class DeploymentParameters(ClusterParameters, shared.PredictorParameters):
 
 
 @dataclass(frozen=True)
-class EngineParameters(Question):
+class EngineParameters(EngineLimits):
     """How an engine schedules, by the engines' names of these parameters; None: the engine's default."""
 
     panel: ClassVar[str | None] = "Engine"
 
-    max_num_seqs: Annotated[
-        int | None, option("", "--max-running-requests", "--max-batch-size", help="sequences of a step at most")
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None, option("", "--chunked-prefill-size", "--max-num-tokens", help="tokens of a step at most")
-    ] = None
     num_gpu_blocks_override: Annotated[
         int | None, option(help="KV cache blocks; default: what fits in the memory that is left")
     ] = None
-    block_size: Annotated[int | None, option("", "--page-size", help="tokens of a KV cache block")] = None
-    gpu_memory_utilization: Annotated[
-        float | None,
-        option(
-            "",
-            "--mem-fraction-static",
-            "--kv-cache-free-gpu-memory-fraction",
-            "--kv-cache-free-gpu-mem-fraction",
-            help="share of GPU memory for the engine (vLLM), weights and KV cache (SGLang), or of the free memory for "
-            "KV cache (TensorRT-LLM)",
-        ),
-    ] = None
+    block_size: Annotated[int | None, option(help="tokens of a KV cache block")] = None
     enable_prefix_caching: Annotated[
         bool | None, option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse KV cache of prefixes")
-    ] = None
-    enable_chunked_prefill: Annotated[
-        bool | None, option("--enable-chunked-prefill/--no-enable-chunked-prefill", help="chunked prefill")
     ] = None
     async_scheduling: Annotated[
         bool | None, option("--async-scheduling/--no-async-scheduling", help="schedule a step while another runs")
@@ -107,13 +88,15 @@ class ReplicaParameters(Question):
 
     panel: ClassVar[str | None] = "Replicas"
 
-    replicas: Annotated[int, option(help="engines behind a router")] = 1
+    replicas: Annotated[int, option(help="engines behind a router", maximum=4096)] = 1
     router: Annotated[
         str,
         option(metavar="NAME", help="round_robin, least_loaded, cache_aware",
                values=partial(shared.names_of, "serving.service", "ROUTERS")),
     ] = "round_robin"  # fmt: skip
-    prefill_replicas: Annotated[int, option(help="prefill replicas (disaggregated serving); 0: aggregated")] = 0
+    prefill_replicas: Annotated[
+        int, option(help="prefill replicas (disaggregated serving); 0: aggregated", maximum=4096)
+    ] = 0
     prefill_tp: Annotated[int | None, option(help="tensor parallel size of a prefill replica; default: --tp")] = None
     transfer_fabric: shared.TransferFabric = None
 
@@ -137,12 +120,10 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
             raise KernelcastError("`prefill_tp` and `transfer_fabric` need `prefill_replicas`, such as 1")
         drafting = self._speculation(deployment)
         longest = int(load.inputs.max()) if offline else 0
-        pool = self._pool(deployment, context, self.replicas, drafting, longest)
+        pool = self._pool(deployment, context, self.replicas * self.engines_at_once, drafting, longest)
         return Service(pool, prefill, self.router, drafting, self.transfer_fabric, offline)
 
     def _deployment(self, model: str | Path | Architecture, tp: int) -> Deployment:
-        from kernelcast.models.precision import Precision
-
         gpu = shared.resolve_gpu(self.gpu, self.set)
         if self.two_batch_overlap:
             raise KernelcastError("two-batch overlap is forecast of static batches alone: see `kernelcast infer`")
@@ -151,7 +132,7 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
                 "under load, copies of one prompt are apart: routing identical is of `kernelcast infer`"
             )
         architecture = shared.resolve_model(model)
-        formats = Precision.of(architecture, self.dtype, self.kv_dtype)
+        formats = shared.precision(architecture, self.dtype, self.quantization, self.kv_dtype)
         return self.deployment(architecture, gpu, self._stack(), formats, self.layout(tp, self.pp, self.dp, self.ep))
 
     def _stack(self) -> Stack:
@@ -161,34 +142,32 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
         engine = stack(self.stack)
         if self.server is not None:
             engine = read_overheads(self.server, engine, {shared.resolve_gpu(self.gpu, self.set).label})
-        share = self.gpu_memory_utilization
-        if share is not None:
-            if not 0 < share <= 1:
-                raise KernelcastError(f"`gpu_memory_utilization` must lie in (0, 1], not at {share:g}")
-            engine = engine.with_memory_share(share)
-        return engine
+        return self.started(engine)
 
     def _pool(self, deployment: Deployment, context: int, replicas: int, drafting: Speculation | None = None,
               offline_prompt: int = 0) -> EnginePool:  # fmt: skip
         from kernelcast.serving.service import EnginePool, engine_settings
 
+        tokens, chunked = self.step_limits
+        ranks = self.ranks_of_limits(deployment.layout)
         given: dict[str, Any] = {
-            "max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.max_num_seqs and max(1, self.max_num_seqs // ranks),
+            "max_num_batched_tokens": tokens and max(1, tokens // ranks),
             "kv_blocks": self.num_gpu_blocks_override, "block_size": self.block_size,
-            "prefix_caching": self.enable_prefix_caching, "chunked_prefill": self.enable_chunked_prefill,
+            "prefix_caching": self.enable_prefix_caching, "chunked_prefill": chunked,
             "async_scheduling": self.async_scheduling, "policy": self.schedule_policy,
             "capacity": self.capacity_policy, "recv_interval": self.scheduler_recv_interval,
             "dp_wait": self.attention_dp_timeout_iters,
         }  # fmt: skip
         draft = drafting.draft if drafting else None
         settings = engine_settings(deployment, given, context, draft, offline_prompt)
+        self.check_cache(deployment, settings.kv_tokens)
         return EnginePool(deployment, settings, replicas)
 
     def _speculation(self, deployment: Deployment) -> Speculation | None:
-        from kernelcast.models.precision import Precision
-
         def deploy(draft: Architecture) -> Deployment:
-            return replace(deployment, model=draft, precision=Precision.of(draft, self.dtype, self.kv_dtype))
+            formats = shared.precision(draft, self.dtype, self.quantization, self.kv_dtype)
+            return replace(deployment, model=draft, precision=formats)
 
         return speculation(self.draft_tokens, self.acceptance, self.draft_model, deployment, deploy)
 
@@ -216,7 +195,7 @@ class SimulateQuestion(LoadParameters, ServiceParameters):
         from kernelcast.serving.simulate import simulate
 
         goals, model = parse_goals(self.goodput or ()), shared.resolve_model(self.model)
-        load = build_load(self, model.max_context, at_once=self.offline)
+        load = build_load(self, self.longest_request(model), at_once=self.offline)
         service = self.service(model, load, offline=self.offline)
         progress = None if report is None else lambda run, done: report(run, done, len(load))
         return simulate(service, load, self.conditions, goals=goals, seed=self.seed, intervals=self.intervals,

@@ -22,19 +22,22 @@ from kernelcast.app.questions.parameters import POSITIONAL, CommandParameter, co
 from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.shared import ROTATIONS
 from kernelcast.app.questions.simulate import SimulateQuestion
+from kernelcast.app.questions.trace import TraceQuestion
 from kernelcast.hardware import Gpu
+from kernelcast.stacks.engine_flags import negations_of
 
 STUB = Path(__file__).parents[1] / "api.pyi"
 _FUNCTIONS = (
     ("infer", InferQuestion, "Inference"), ("infer", InferQuestion, "Disaggregated"),
     ("infer_pools", InferQuestion, "Disaggregated"), ("simulate", SimulateQuestion, "Simulation"),
     ("compare", CompareQuestion, "Comparison"), ("plan", PlanQuestion, "Plan"),
+    ("trace", TraceQuestion, "Step | ScaledStep"), ("trace", TraceQuestion, "Trace"),
 )  # fmt: skip
 _HEAD = '''"""Made by ``python -m kernelcast.app.questions.source`` from the questions' parameters."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, TypedDict, Unpack, overload
 
 from kernelcast.app.questions.evidence import evidence as evidence
 from kernelcast.forecast import Calibration
@@ -45,9 +48,14 @@ from kernelcast.models.architecture import Architecture
 from kernelcast.search.compare.compare import Comparison
 from kernelcast.search.plan.plan import Plan
 from kernelcast.serving.simulate import Simulation
+from kernelcast.tracing.traced import Trace
+from kernelcast.training.scale import ScaledStep
+from kernelcast.training.step import Step
 
 # fmt: off
 '''
+_MODULE = """@overload
+def trace(model: object, inputs: object, mode: str = "inference", **more: Any) -> Trace: ..."""  # tracing.trace
 
 
 def as_command(question: Any) -> str:
@@ -131,7 +139,16 @@ def _plain(value: Any) -> Any:
 
 def stub() -> str:
     """``api.pyi``: the types of ``kernelcast.infer`` and its like, for type checkers and editors."""
-    return "\n".join([_HEAD, *(_function(*function) for function in _FUNCTIONS)]) + "\n"
+    aliases = [_aliases(question) for question in dict.fromkeys(question for _, question, _ in _FUNCTIONS)]
+    return "\n".join([_HEAD, *aliases, *(_function(*function) for function in _FUNCTIONS), _MODULE]) + "\n"
+
+
+def _aliases(question: Any) -> str:
+    """Engines' names of the parameters of a question, with their types."""
+    hints = get_type_hints(question, include_extras=True)
+    lines = [f"    {alias}: {_annotation(parameter, hints)}" for parameter in command_parameters(question)
+             for alias in (*parameter.aliases, *negations_of(parameter.name))]  # fmt: skip
+    return "\n".join([f"class _{question.command.title()}Aliases(TypedDict, total=False):", *(lines or ["    ..."])])
 
 
 def _function(name: str, question: Any, result: str) -> str:
@@ -141,21 +158,29 @@ def _function(name: str, question: Any, result: str) -> str:
         written = {name: text for name, text in written.items() if name not in DISAGGREGATED}
     elif result == "Disaggregated":
         written["prefill_workers"] = "prefill_workers: int"
+    elif name == "trace":  # a forecast on a GPU, or what is traced without one
+        written["model"] = "model: str | Path"
+        written["gpu"] = f"gpu: {'str | Path | Gpu' if 'Step' in result else 'None = None'}"
     positional = [written.pop(name) for name in POSITIONAL if name in written]
-    whole = [text.replace(" ", "\0") for text in (*positional, "*", *written.values())]  # lines break between them
+    aliases = f"**aliases: Unpack[_{question.command.title()}Aliases]"
+    whole = [text.replace(" ", "\0") for text in (*positional, "*", *written.values(), aliases)]  # lines break there
     lines = textwrap.wrap(", ".join(whole), 116, break_on_hyphens=False)
-    overload = ["@overload"] if name == "infer" else []
+    overload = ["@overload"] if name in ("infer", "trace") else []
     return "\n".join(
         [*overload, f"def {name}(", *(f"    {line}".replace("\0", " ") for line in lines), f") -> {result}: ..."]
     )
 
 
 def _parameter(parameter: CommandParameter, hints: dict[str, Any]) -> str:
-    annotation = parameter.annotation or _written(get_args(hints[parameter.name])[0])
+    annotation = _annotation(parameter, hints)
     if parameter.required:
         return f"{parameter.name}: {annotation}"
     default = json.dumps(parameter.default) if isinstance(parameter.default, str) else repr(parameter.default)
     return f"{parameter.name}: {annotation} = {default}"
+
+
+def _annotation(parameter: CommandParameter, hints: dict[str, Any]) -> str:
+    return parameter.annotation or _written(get_args(hints[parameter.name])[0])
 
 
 def _written(annotation: Any) -> str:

@@ -34,7 +34,10 @@ class StepParameters(Question):
     panel: ClassVar[str | None] = "Training step"
 
     seq: Annotated[int | None, option(help="tokens of each sample (512), or samples of sound (160000)")] = None
-    dtype: Annotated[str | None, option(metavar="FORMAT", help="bf16, fp16, fp32 or tf32; default: the model's")] = None
+    dtype: Annotated[
+        str | None,
+        option(metavar="FORMAT", help="bf16, fp16, fp32 or tf32; default: the model's", reads=shared.number_format),
+    ] = None
     precision: Annotated[
         str | None, option(metavar="NAME", help="pure, mixed (fp32 master weights and moments) or autocast")
     ] = None

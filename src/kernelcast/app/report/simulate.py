@@ -109,6 +109,11 @@ def verdict(simulation: Simulation) -> str:
         what = f": {simulation.binding} binds" if simulation.binding else ""
         return f"cannot hold this load: at most {rate} requests/s{what}"
     waited = _waited(simulation, simulation.binding)
+    if simulation.single_burst:
+        return (
+            f"all {len(simulation.load):,} requests arrived before one was done: all done in "
+            f"{time_text(simulation.metrics['duration'])}; whether the rate can last takes more requests to tell"
+        )
     offline = f"all done in {time_text(simulation.metrics['duration'])}"
     result = offline if simulation.service.offline else "holds the load"
     if waited > _SELDOM:

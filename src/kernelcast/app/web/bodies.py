@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from kernelcast.app.questions.parameters import CommandParameter
 from kernelcast.app.web.parameters import QUESTIONS, TEXT_CHARS, type_of, web_parameters
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import REGISTRY, parameters_of
 from kernelcast.ops.base import Parameter
+from kernelcast.stacks.engine_flags import canonical_names
 
 _PARAMETERS, _LENGTHS = 64, 4096  # of an op; of a list of lengths
 _LAYERS, _LARGEST, _LONGEST = 1024, 2**40, 8192  # of a model's config: layers, any number, any list
@@ -75,6 +76,12 @@ class QuestionBody(BaseModel):
     """Strict, and nothing beside the parameters."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _canonical(cls, given: Any) -> Any:
+        """Engines' names of parameters as ours."""
+        return canonical_names(given, cls.model_fields) if isinstance(given, dict) else given
 
     def arguments(self) -> dict[str, Any]:
         """The parameters that differ from their defaults."""

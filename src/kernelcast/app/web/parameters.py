@@ -14,9 +14,10 @@ from kernelcast.app.questions.compare import CompareQuestion
 from kernelcast.app.questions.infer import DISAGGREGATED, InferQuestion
 from kernelcast.app.questions.kernel import KernelQuestion
 from kernelcast.app.questions.load import parse_stages
-from kernelcast.app.questions.parameters import CommandParameter, command_parameters, union_members
+from kernelcast.app.questions.parameters import CommandParameter, command_parameters
 from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.simulate import SimulateQuestion
+from kernelcast.app.questions.values import union_members
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import gpu_ids
 from kernelcast.ops import REGISTRY
@@ -127,6 +128,15 @@ def _stages(value: str) -> str:
     return value
 
 
+def _as_read(parameter: CommandParameter) -> Callable[[Any], Any]:
+    """Other spellings of a name, as bfloat16 for bf16."""
+
+    def read(value: Any) -> Any:
+        return parameter.reads(value) or value if parameter.reads and isinstance(value, str) else value
+
+    return read
+
+
 def _or_number(value: Any) -> Any:
     """A goal may be a number of milliseconds."""
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -188,7 +198,8 @@ def type_of(parameter: CommandParameter, command: str) -> Any:
     if str in types and parameter.metavar == "TIME":
         return _TIME
     if choices and str in types:
-        return choice(noun, choices)
+        named = choice(noun, choices)
+        return Annotated[named, BeforeValidator(_as_read(parameter))] if parameter.reads else named
     for plain in (bool, float, int):
         if plain in types:
             return Annotated[plain, Strict()] if plain is bool else Annotated[plain, Strict(), number]

@@ -176,6 +176,8 @@ class Candidate:
 def candidates(scenario: ServingScenario, gpu: Gpu, *, thorough: bool = False) -> list[Candidate] | ComparisonRow[Any]:
     """The candidates to forecast on ``gpu`` (``thorough``: everything that fits), or a row that says why nothing
     runs."""
+    if not scenario.stack.runs_on(gpu.vendor):
+        return ComparisonRow(gpu, None, f"{scenario.stack.name} does not run on GPUs of {gpu.vendor.upper()}")
     precisions = scenario.precisions(gpu)
     if not precisions:
         return ComparisonRow(gpu, None, scenario.missing_formats(gpu))

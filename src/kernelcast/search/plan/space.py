@@ -53,7 +53,7 @@ class SearchSpace:
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
         limits = (len(seqs) if seqs else len(SEQUENCES) + 1) * (len(tokens) if tokens else len(TOKENS))
         for (gpu, price), stack in itertools.product(self.gpus, self.stacks):
-            if stack.id == "trtllm" and gpu.vendor != "nvidia":
+            if not stack.runs_on(gpu.vendor):
                 continue
             allowed = layouts(model, self.max_gpus, self.tp, self.pp, self.dp, self.ep)
             for precision, layout in itertools.product(self._precisions(model, gpu), allowed):

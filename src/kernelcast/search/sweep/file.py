@@ -20,9 +20,11 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.models import model, model_ids
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import CACHE, WEIGHTS, Precision
+from kernelcast.ops.dtypes import canonical_dtype
 from kernelcast.search.layouts import has_experts
 from kernelcast.search.sweep.constraint import Constraint
 from kernelcast.stacks import Stack, stack, stack_ids
+from kernelcast.stacks.engine_flags import canonical_names
 
 NAMES = ("model", "gpu", "stack", "dtype", "kv_dtype")
 LAYOUT = ("tp", "pp", "dp", "ep", "micro_batches", "sequence_parallel")
@@ -224,6 +226,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def sweep_of(given: Mapping[str, Any]) -> Sweep:
+    given = canonical_names(given, KEYS)
     refuse_unknown("key", given, KEYS)
     for key, example in (("model", "llama-3.1-8b"), ("gpu", "h200_sxm")):
         if key not in given:
@@ -260,9 +263,10 @@ def _looked_up(
 
 
 def _formats(key: str, given: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
-    chosen = _names(key, given.get(key, AS_STORED))
+    listed = _names(key, given.get(key, AS_STORED))
+    chosen = [AS_STORED if name.lower() == "auto" else canonical_dtype(name) for name in listed]
     refuse_unknown(key, chosen, (AS_STORED, *known))
-    return tuple(chosen)
+    return tuple(dict.fromkeys(chosen))
 
 
 def _skews(given: Mapping[str, Any]) -> tuple[float, ...]:
