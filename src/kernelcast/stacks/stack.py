@@ -108,7 +108,7 @@ class Stack(Library):
         changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
         return replace(self, **changed, eager_ops=tuple((op, factor * time_s) for op, time_s in self.eager_ops))
 
-    def waits_s(self, kernels_s: Any, launched: Sequence[Any], sequences: Any, *, graph: Any, decodes: Any) -> Any:
+    def waits_s(self, kernels_s: Any, launched: Any, sequences: Any, *, graph: Any, decodes: Any) -> Any:
         """How long the GPU waits for the host in a step, beyond ``step_s`` and ``sequence_s``: gaps between the kernels
         of a graph, and what launching them one by one and overlapped host work take longer than the kernels. A graph of
         a step with prompts is in pieces: attention is launched between them. ``launched``: kernels, the host's seconds
