@@ -17,7 +17,7 @@ from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment
 from kernelcast.models import hub_name, model
 from kernelcast.models.precision import Precision
-from kernelcast.search.goals import Goal, parse_ms, worst
+from kernelcast.serving.goals import Goal, parse_ms, worst
 from kernelcast.search.layouts import layouts
 from kernelcast.search.plan.bounds import EngineBounds, LoadSummary
 from kernelcast.search.plan.commands import commands

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.files import complete
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, metric_quantity, widened
 from kernelcast.hardware import Gpu
@@ -111,7 +111,7 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
     each = sum(cache_bytes(model, context) for model in models) * deployment.layout.dp / context
     if room <= 0:
         gib = 2**30
-        raise KernelcastError(
+        raise DoesNotFit(
             f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
             f"cache: weights take {weights / gib:.1f} GiB, steps of {tokens:,} tokens "
             f"{held['activation'] / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "

@@ -72,7 +72,8 @@ class Command(Examples, TyperCommand):
                 check_targets(self.name or "", self.params, ctx.params)
                 return super().invoke(ctx)
             except KernelcastError as error:
-                raise KernelcastError(with_flags(str(error), self.params)) from error
+                error.args = (with_flags(str(error), self.params),)
+                raise
 
 
 class CommandGroup(Examples, TyperGroup):

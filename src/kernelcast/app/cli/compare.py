@@ -17,7 +17,7 @@ from kernelcast.app.questions.compare import (
 )
 from kernelcast.app.questions.parameters import argument, option
 from kernelcast.app.questions.shared import Json, Plot, model_names
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import NOT_MET, KernelcastError
 
 Model = Annotated[
     str,
@@ -63,3 +63,5 @@ def compare(
     if plot:
         write_plot(result, gains, plot)
     print_result(result, json, fields, print_comparison, gains, gpus.price_kind)
+    if not any(row.meets for row in result.rows):
+        raise typer.Exit(NOT_MET)

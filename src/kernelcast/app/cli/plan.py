@@ -10,6 +10,7 @@ import typer
 from kernelcast.app.cli.commands import add_command, print_result, progress_bar
 from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.shared import Json, Plot
+from kernelcast.errors import NOT_MET
 
 
 def register(app: typer.Typer) -> None:
@@ -36,3 +37,5 @@ def plan(question: PlanQuestion, plot: Plot = None, json: Json = False) -> None:
     print_result(result, json, fields, print_plan, models.hub_name(question.model), question.unpriced)
     if not result.complete:
         raise typer.Exit(130)
+    if result.choice is None:
+        raise typer.Exit(NOT_MET)

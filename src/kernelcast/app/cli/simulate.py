@@ -11,7 +11,7 @@ from kernelcast.app.cli.commands import add_command, print_result, progress_bar
 from kernelcast.app.questions.parameters import option
 from kernelcast.app.questions.shared import Json, Plot
 from kernelcast.app.questions.simulate import SimulateQuestion
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import NOT_MET, KernelcastError
 from kernelcast.files import check_target
 
 _SHOWN_FROM = 5000  # requests from which a bar shows how far a run is
@@ -61,6 +61,8 @@ def simulate(
     print_result(result, json, shown.fields, shown.print_simulation)
     if not result.complete:
         raise typer.Exit(130)
+    if not result.meets:
+        raise typer.Exit(NOT_MET)
 
 
 def _seconds(window: str | None) -> tuple[float, float]:

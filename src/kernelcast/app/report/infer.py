@@ -25,6 +25,7 @@ from kernelcast.app.report.text import (
     parallel_sizes,
     percent,
     plain_table,
+    plural,
     show,
     sizes_text,
     support_lines,
@@ -190,7 +191,7 @@ def _print_batch(result: Inference) -> None:
     gpus = f"{layout.gpus} x {deployment.gpu.name}" if layout.gpus > 1 else deployment.gpu.name
     how = ", ".join([deployment.stack.name, *parallel_sizes(layout)])
     show(title(deployment.model.name, f"  {deployment.precision.label}", gpus, f"  {how}"))
-    requests = _plural(len(workload.inputs), "request")
+    requests = plural(len(workload.inputs), "request")
     show(f"{requests}, {_range(workload.inputs)} tokens in, {_range(workload.outputs)} out", "")
     totals_s = {"prefill": result.prefill.value, "decode": result.decode.value}
     show(times_table(_batch_times(result)), "", breakdown_table(result.shares, totals_s, (10, 4)), "")
@@ -198,10 +199,6 @@ def _print_batch(result: Inference) -> None:
     show(f"memory     {_memory_text(result.memory, parts)}; at most {result.largest_batch:,} such requests")
     supports = [part.support for part in result.energies.values() if part]
     show(*energy_line(result.energy, layout.gpus, result.total.value, result.counted_tokens, *supports[:1] or (None,)))
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' if count > 1 else ''}"
 
 
 def _range(values: Sequence[int]) -> str:
@@ -265,9 +262,9 @@ def _pool_times(result: Disaggregated) -> list[tuple[str, str, str, str]]:
     fabric = transfer.fabric or pools.prefill.deployment.gpu.link_kind
     return time_rows([
         ("time to first token", result.ttft, f"prefill, transfer, one step; no queue{several}"),
-        ("  prefill", result.prefill, f"{_plural(pools.prefill.batch, 'prompt')} at a time"),
+        ("  prefill", result.prefill, f"{plural(pools.prefill.batch, 'prompt')} at a time"),
         ("  transfer", transfer.time, f"{bytes_text(transfer.request_bytes)} a request over {fabric}"),
-        ("  decode step", result.step, f"{_plural(pools.decode.batch, 'request')} a worker"),
+        ("  decode step", result.step, f"{plural(pools.decode.batch, 'request')} a worker"),
         ("time per output token", result.tpot, f"{digits(1 / result.tpot.value)} tokens/s a request"),
         ("total", result.total, "of a request"),
     ])  # fmt: skip

@@ -25,7 +25,7 @@ from kernelcast.app.report.text import (
     time_text,
     truncate,
 )
-from kernelcast.search.goals import Goal
+from kernelcast.serving.goals import Goal
 from kernelcast.search.plan.commands import commands
 from kernelcast.search.plan.plan import Headroom, Plan
 from kernelcast.search.plan.simulator import SimulatedService

@@ -15,6 +15,7 @@ from kernelcast.app.report.text import (
     evidence_lines,
     parallel_sizes,
     percent,
+    plural,
     show,
     support_lines,
     time_text,
@@ -25,7 +26,7 @@ from kernelcast.files import complete, quoted
 from kernelcast.schedule import Event, Lane, Timeline
 from kernelcast.serving.scheduler import UNCHUNKED
 from kernelcast.serving.service import EnginePool, Service
-from kernelcast.serving.simulate import Simulation
+from kernelcast.serving.simulate import ATTAINMENT, Simulation
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between tokens",
               "e2el": "end to end"}  # fmt: skip
@@ -51,6 +52,12 @@ def fields(simulation: Simulation) -> dict[str, Any]:
         "prefix_cache_hit_rate": float(served.cached[served.done].sum() / inputs) if inputs else 0.0,
         "max_kv_cache_usage": max(simulation.step_log.kv_use, default=0.0),
         "engine_busy": simulation.busy,
+        "capacity_requests_per_s": simulation.capacity,
+        "capacity_share": simulation.capacity_share,
+        "goals": [{"key": goal.key, "limit_ms": goal.limit_ms, "met": goal.share(simulation.metrics) <= 1}
+                  for goal in simulation.targets],
+        "goodput_share": simulation.attained,
+        "meets": simulation.meets,
         "saturated": simulation.saturated,
         "waited_for": simulation.step_log.blocked_s,
         "binding": simulation.binding,
@@ -113,7 +120,28 @@ def verdict(simulation: Simulation) -> str:
     result = offline if simulation.service.offline else "holds the load"
     if waited > _SELDOM:
         return f"{result}; requests waited for {simulation.binding} {percent(waited)} of it"
-    return f"{result}; engines run {percent(simulation.busy)} of the time"
+    return f"{result}; {_use(simulation)}"
+
+
+def _use(simulation: Simulation) -> str:
+    """'never idle, 34% of capacity': steps run one after another however few requests are in them."""
+    idle = 1 - simulation.busy
+    parts = ["never idle" if idle < _SELDOM else f"idle {idle:.0%} of the time"]
+    if simulation.capacity_share is not None:
+        most = digits(float(simulation.capacity or 0), 3)
+        parts.append(f"{simulation.capacity_share:.0%} of capacity ({most} requests/s, all at once)")
+    return ", ".join(parts)
+
+
+def goals_text(simulation: Simulation) -> str:
+    """Each goal with what it is; empty where none is given."""
+    parts = [f"{goal.name} {time_text(simulation.metrics.get(goal.key, 0.0) / 1e3)} of {time_text(goal.limit_ms / 1e3)}"
+             f"{'' if goal.share(simulation.metrics) <= 1 else ' (missed)'}" for goal in simulation.targets]  # fmt: skip
+    if simulation.attained is not None:
+        within = f"{percent(simulation.attained)} of requests within the limits of goodput"
+        parts.append(within if simulation.attained >= ATTAINMENT else f"{within} (missed: below {ATTAINMENT:.0%})")
+    verdict = "met" if simulation.meets else "not met"
+    return f"goals {verdict}: {'; '.join(parts)}" if parts else ""
 
 
 def _waited(simulation: Simulation, limit: str) -> float:
@@ -150,8 +178,8 @@ def print_simulation(simulation: Simulation) -> None:
     loop = ", offline" if simulation.service.offline else ""
     loop += f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
     lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
-    said = filter(None, (verdict(simulation), advice(simulation)))
-    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", *said, "")
+    said = filter(None, (verdict(simulation), goals_text(simulation), advice(simulation)))
+    show(f"{plural(len(load), 'request')}, {rate}{loop}; {lengths}", *said, "")
     show(times_table(_rows(simulation)), "")
     for line in _throughput(simulation):
         show(line)
@@ -195,19 +223,28 @@ def _throughput(simulation: Simulation) -> list[str]:
     if not metrics.get("completed"):
         return ["throughput no request was done"]
     goodput = f", {digits(metrics['request_goodput'], 3)} within goals" if "request_goodput" in metrics else ""
-    each = metrics["output_throughput"] / service.gpus
+    each = f", {digits(metrics['output_throughput'] / service.gpus, 3)} a GPU" if service.gpus > 1 else ""
     settings, served = service.pool.settings, simulation.request_times
     used = max(simulation.step_log.kv_use, default=0.0)
     lines = [
-        f"throughput {digits(metrics['request_throughput'], 3)} requests/s{goodput}, "
-        f"{digits(metrics['output_throughput'], 3)} tokens/s out, {digits(each, 3)} a GPU",
+        f"throughput {_rate(simulation, 'request_throughput')} requests/s{goodput}, "
+        f"{_rate(simulation, 'output_throughput')} tokens/s out{each}",
         f"KV cache   {settings.kv_tokens:,} tokens an engine, at most {percent(used)} in use; "
-        f"{served.preempted.sum():,} requests preempted",
+        f"{plural(int(served.preempted.sum()), 'request')} preempted",
     ]
     if served.cached.any():
         share = served.cached[served.done].sum() / served.inputs[served.done].sum()
         lines.append(f"prefixes   {percent(float(share))} of prompt tokens found in the cache")
     return lines
+
+
+def _rate(simulation: Simulation, key: str) -> str:
+    """'7.78 (7.75 to 7.79)': with the interval, where it is known."""
+    value = digits(simulation.metrics[key], 3)
+    if key not in simulation.low:
+        return value
+    ends = (digits(values[key], 3) for values in (simulation.low, simulation.high))
+    return f"{value} ({' to '.join(ends)})"
 
 
 def _print_stages(simulation: Simulation) -> None:

@@ -128,6 +128,11 @@ def evidence_lines(evidence: EvidenceSummary) -> list[str]:
     return [f"evidence   {evidence.text}"] + ([f"answered   {'; '.join(changes[:2])}{more}"] if changes else [])
 
 
+def plural(count: int, noun: str) -> str:
+    """'1 request', '2 requests'."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def truncate(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 

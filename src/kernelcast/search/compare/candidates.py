@@ -23,7 +23,7 @@ from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import CACHE, WEIGHTS, Precision
 from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.schedule import Memory
-from kernelcast.search.goals import Goal
+from kernelcast.serving.goals import Goal
 from kernelcast.search.layouts import POWERS, layouts
 from kernelcast.stacks import Stack
 
@@ -154,6 +154,7 @@ class ComparisonRow(Generic[F]):
     why: str = ""
     memory: Memory | None = None
     meets: bool = False  # goals are kept and the rate is carried
+    refused: bool = False  # it could not run, with any memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +179,7 @@ def candidates(scenario: ServingScenario, gpu: Gpu, *, thorough: bool = False) -
     runs."""
     precisions = scenario.precisions(gpu)
     if not precisions:
-        return ComparisonRow(gpu, None, scenario.missing_formats(gpu))
+        return ComparisonRow(gpu, None, scenario.missing_formats(gpu), refused=True)
     chosen: list[Candidate] = []
     short: list[tuple[Memory, Deployment]] = []
     held = 0  # requests
@@ -193,9 +194,8 @@ def candidates(scenario: ServingScenario, gpu: Gpu, *, thorough: bool = False) -
         why = f"has no room for a batch of {scenario.batch:,}: {scenario.max_gpus} of them hold {held:,}"
         return ComparisonRow(gpu, None, why)
     if not short:
-        return ComparisonRow(
-            gpu, None, f"{scenario.model.name} cannot be sharded over {scenario.max_gpus} GPUs or fewer"
-        )
+        why = f"{scenario.model.name} cannot be sharded over {scenario.max_gpus} GPUs or fewer"
+        return ComparisonRow(gpu, None, why, refused=True)
     least, deployment = min(short, key=lambda pair: pair[0].used_bytes)
     need, has = (size / 2**30 for size in (least.used_bytes, least.available_bytes))
     why = f"needs {need:.1f} GiB a GPU on {deployment.layout.gpus} of them, has {has:.1f}"

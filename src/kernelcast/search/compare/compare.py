@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelcast import models
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.forecast.end_to_end import worse
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import read_prices
@@ -31,7 +31,7 @@ from kernelcast.search.compare.candidates import (
     chosen_gpus,
     split_names,
 )
-from kernelcast.search.goals import Goal, parse_ms
+from kernelcast.serving.goals import Goal, parse_ms
 from kernelcast.stacks import stack as named_stack
 
 Row = ComparisonRow["ServingForecast"]
@@ -271,7 +271,8 @@ def compare_gpus(scenario: ServingScenario, *, thorough: bool = False) -> Compar
     tried = [candidates(scenario, gpu, thorough=thorough) for gpu in scenario.gpus]
     unfit = [each for each in tried if isinstance(each, ComparisonRow)]
     if len(unfit) == len(tried):
-        raise KernelcastError(_nowhere(scenario, unfit))
+        error = KernelcastError if all(row.refused for row in unfit) else DoesNotFit
+        raise error(_nowhere(scenario, unfit))
     groups = [[] if isinstance(each, ComparisonRow) else each for each in tried]
     forecasts = _forecast_groups(scenario, groups)
     closer = [_closer(scenario, group) for group in forecasts]

@@ -12,7 +12,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.models.architecture import Architecture
 from kernelcast.results import HtmlRepr, Renamed
-from kernelcast.search.goals import Goal
+from kernelcast.serving.goals import Goal
 from kernelcast.search.plan.bounds import DECODE, PREFILL, EngineBounds, LoadSummary
 from kernelcast.search.plan.search import OnProgress, Search
 from kernelcast.search.plan.simulator import CostPoint, ServiceSimulator, SimulatedService

@@ -11,7 +11,7 @@ import numpy as np
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.forward import Deployment
-from kernelcast.search.goals import PERCENT, Goal, worst
+from kernelcast.serving.goals import PERCENT, Goal, worst
 from kernelcast.search.plan.space import ServiceCandidate
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import LatencyGoals as NoGoals
