@@ -179,6 +179,11 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
 ROUTERS = ("round_robin", "least_loaded", "cache_aware")
 
 
+def whole_support(setting: Setting, kernels: EvidenceSummary) -> WholeSupport:
+    """Support of a run by its setting and the evidence behind its kernels."""
+    return WholeSupport.of(setting, support_of((share, level) for level, share in kernels.support.items()))
+
+
 @dataclass(frozen=True)
 class EnginePool:
     """Equal engines. ``settings`` not given: those of the stack's launcher."""
@@ -229,8 +234,7 @@ class Service:
 
     def supports(self, load: Load, kernels: EvidenceSummary) -> WholeSupport:
         """Of its kernels, and of a run as a whole."""
-        level = support_of((share, level) for level, share in kernels.support.items())
-        return WholeSupport.of(self.setting(load), level)
+        return whole_support(self.setting(load), kernels)
 
     def interval(self, load: Load, metric: str, values: Sequence[float], measured: bool) -> tuple[float, float]:
         """Both ends of a metric: ``values``: as forecast, then at both ends of every step. ``measured``: this server

@@ -73,6 +73,7 @@ class SearchParameters(shared.PredictorParameters):
         ),
     ] = None
     max_gpus: Annotated[int, option(help="GPUs at most, of one model")] = 64
+    budget: Annotated[float | None, option(metavar="USD/H", help="USD per hour at most, of all GPUs")] = None
     stack: Annotated[str, option(metavar="NAME,..", help="vllm, sglang, trtllm", values=shared.stack_names)] = "vllm"
     dtype: Annotated[
         str | None,
@@ -128,7 +129,7 @@ class SearchParameters(shared.PredictorParameters):
             tuple((gpu, prices[gpu.known_as]) for gpu in gpus if gpu.known_as in prices),
             stacks, self.max_gpus, formats, self.kv_dtype, numbers["tp"], numbers["pp"], numbers["dp"] or None,
             numbers["ep"] or None, numbers["max_num_seqs"] or None, numbers["max_num_batched_tokens"] or None,
-            self.disaggregated,
+            self.disaggregated, budget=math.inf if self.budget is None else self.budget,
         )  # fmt: skip
 
     def priced_gpus(self) -> tuple[list[Gpu], list[str], dict[str, GpuPrice]]:

@@ -8,7 +8,6 @@ from typing import Any
 from rich.text import Text
 
 from kernelcast.app.report.compare import (
-    NAME_WIDTH,
     SHORT,
     bottleneck,
     gpu_text,
@@ -37,10 +36,10 @@ def print_training(comparison: TrainingComparison, price_kind: str) -> None:
 
 
 def _training_table(comparison: TrainingComparison) -> Any:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
-            truncate(gpu_text(forecast.gpu), NAME_WIDTH if not forecast.gpu.changes else 34), str(forecast.gpus),
-            truncate(forecast.layout.label, 14), time_text(forecast.step.time_s),
+            gpu_text(forecast.gpu), str(forecast.gpus),
+            forecast.layout.label, time_text(forecast.step.time_s),
             f"{time_text(forecast.interval.low)}-{time_text(forecast.interval.high)}", digits(forecast.units_per_s, 3),
             digits(forecast.hours / 24, 3), money(forecast.usd), megajoules(forecast.joules),
             binary_bytes_text(forecast.step.memory.used_bytes).replace("iB", ""), bottleneck(forecast),
@@ -48,8 +47,11 @@ def _training_table(comparison: TrainingComparison) -> Any:
         )
         for forecast in comparison.fitting
     ]  # fmt: skip
-    heads = ("GPU", "n", "layout", "step", "80%", f"{comparison.scenario.unit}/s", "days", "USD", "MJ", "mem", "bound",
+    heads: tuple[str, ...] = ("GPU", "n", "layout", "step", "80%", f"{comparison.scenario.unit}/s", "days", "USD", "MJ", "mem", "bound",
              "supp.")  # fmt: skip
+    if console().width < WIDTH:  # a narrow terminal has no room for the interval, nor for what binds
+        heads = (*heads[:4], *heads[5:10], heads[11])
+        rows = [(*row[:4], *row[5:10], row[11]) for row in rows]
     return dense_table(*heads, left=("GPU", "layout", "bound", "supp."), rows=rows, gap=1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from kernelcast.results import SUPPORT, Interval
 from kernelcast.schedule import EvidenceSummary, Share
 
 WIDTH = 100
+_LABEL = 11  # columns of a label and the blanks behind it
 COMMAND = "command"  # style of a line to copy; a terminal shows it plainly
 
 
@@ -26,6 +28,8 @@ _DECIMAL = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, 
 _BINARY = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"), (1, ""))
 _JOULES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+_EXACT = 0.01  # width of an interval over its value, up to which a fourth digit means something
 
 _taken: ContextVar[list[RenderableType] | None] = ContextVar("taken", default=None)
 
@@ -54,6 +58,7 @@ def show(*parts: RenderableType) -> None:
         kept.extend(parts)
         return
     out = console()
+    parts = tuple(hanging(part, out.width) if isinstance(part, str) else part for part in parts)
     if out.is_terminal:
         for part in parts:
             out.print(part)
@@ -63,6 +68,13 @@ def show(*parts: RenderableType) -> None:
             out.print(part)
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def hanging(line: str, width: int) -> str:
+    """A line of a label and a text ('evidence   …'), broken with the text below itself."""
+    if len(line) <= width or line[_LABEL - 1 : _LABEL] != " " or line[_LABEL : _LABEL + 1] == " ":
+        return line
+    return textwrap.fill(line, width, subsequent_indent=_LABEL * " ", break_long_words=False, break_on_hyphens=False)
 
 
 def show_command(line: str) -> None:
@@ -85,10 +97,12 @@ def plain_table(*columns: str, right: Sequence[str] = (), rows: Iterable[Sequenc
 
 
 def dense_table(*columns: str, left: Sequence[str], rows: Iterable[Sequence[RenderableType]], gap: int = 2) -> Table:
-    """One line a row, no lines between; columns but those in ``left`` hold numbers."""
+    """One line a row, no lines between; columns but those in ``left`` hold numbers. A narrow terminal breaks text, and
+    cuts nothing off."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+        text = name in left
+        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
@@ -106,14 +120,23 @@ def parallel_sizes(layout: Any, gap: str = " ") -> list[str]:
 
 def time_rows(rows: Iterable[tuple[str, Interval, str]]) -> list[tuple[str, str, str, str]]:
     """Rows of a ``times_table`` from names, intervals and notes."""
-    return [(name, time_text(time.value), interval_text(time.low, time.high), note) for name, time, note in rows]
+    return [(name, *interval_texts(time.value, time.low, time.high), note) for name, time, note in rows]
 
 
 def support_lines(supports: WholeSupport, predictor: str) -> list[str]:
-    """The evidence of a whole answer: the level that decides, and of each aspect."""
-    decides = SUPPORT[supports.kernels] if supports.level == supports.kernels else RUN_SUPPORT[supports.run]
+    """The evidence of a whole answer: its level and what decided it, and the level of each aspect."""
     aspects = ", ".join(f"{name} {level}" for name, level in supports.to_dict().items())
-    return [f"support    {supports.level} ({decides}), {predictor}", f"           {aspects}"]
+    return [f"support    {decided(supports)}", f"           {aspects}; {predictor}"]
+
+
+def decided(supports: WholeSupport) -> str:
+    """'near, by the kernels: …': the level of a whole answer, and what decided it."""
+    if supports.kernels == supports.run:
+        return f"{supports.level}, by kernels and run alike: {SUPPORT[supports.kernels]}"
+    if supports.level == supports.kernels:
+        return f"{supports.level}, by the kernels: {SUPPORT[supports.kernels]}"
+    nearest = f"the nearest one measured end to end differs in {' and '.join(supports.differs)}"
+    return f"{supports.level}, by the run: {nearest if supports.differs else RUN_SUPPORT[supports.run]}"
 
 
 def support_text(level: str, predictor: str) -> str:
@@ -147,8 +170,15 @@ def energy_line(energy: Interval | None, gpus: int, seconds: float, tokens: floa
     return [f"energy     {joules_text(energy.value)} ({low} to {high}), {watts}{each}; power model {support}"]
 
 
-def interval_text(low_s: float, high_s: float) -> str:
-    return f"{time_text(low_s)} to {time_text(high_s)}"
+def interval_text(low_s: float, high_s: float, most: int = 4) -> str:
+    return f"{time_text(low_s, most)} to {time_text(high_s, most)}"
+
+
+def interval_texts(value_s: float, low_s: float, high_s: float) -> tuple[str, str]:
+    """A time and its interval, with the digits that the interval leaves a meaning."""
+    exact = high_s - low_s <= _EXACT * value_s
+    most = 4 if exact else 3
+    return time_text(value_s, most), "" if low_s == high_s == value_s else interval_text(low_s, high_s, most)
 
 
 def times_table(rows: Iterable[Sequence[str]]) -> Table:
@@ -196,9 +226,9 @@ def short(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def time_text(seconds: float) -> str:
+def time_text(seconds: float, most: int = 4) -> str:
     unit, symbol = next(((u, w) for u, w in _TIMES if seconds >= u), _TIMES[-1])
-    return f"{digits(seconds / unit)} {symbol}"
+    return f"{digits(seconds / unit, most)} {symbol}"
 
 
 def micros(seconds: float) -> str:

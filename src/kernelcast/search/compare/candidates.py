@@ -109,6 +109,10 @@ class ServingScenario(Scenario):
     def request(self) -> Workload:
         return Workload.equal(1, self.input_len, self.output_len)
 
+    def by_format(self) -> list[ServingScenario]:
+        """The same of each format that was asked for: a comparison has a row of each."""
+        return [replace(self, formats=(name,)) for name in self.formats] if self.formats else [self]
+
     def precisions(self, gpu: Gpu) -> list[Precision]:
         """Formats that are allowed and that the GPU has arithmetic for."""
         names: list[str | None] = [None]
@@ -147,7 +151,7 @@ def chosen_gpus(names: str | Sequence[str], what_ifs: Sequence[str] = ()) -> tup
 @dataclass(frozen=True, eq=False)
 class ComparisonRow(Generic[F]):
     """A GPU: the forecast of its best deployment, or why there is none; where memory is short, the least that one GPU
-    would need."""
+    would need. ``format``: of weights, where each has a row."""
 
     gpu: Gpu
     best: F | None
@@ -155,6 +159,7 @@ class ComparisonRow(Generic[F]):
     memory: Memory | None = None
     meets: bool = False  # goals are kept and the rate is carried
     refused: bool = False  # it could not run, with any memory
+    format: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

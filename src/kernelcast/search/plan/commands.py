@@ -83,8 +83,8 @@ def _vllm(deployment: Deployment, limits: EngineSettings, name: str, phase: str)
 def _sglang(deployment: Deployment, limits: EngineSettings, name: str, phase: str) -> list[str]:
     layout = deployment.layout
     return [_line("python", "-m", "sglang.launch_server", "--model-path", name, flags={
-        "--tp": layout.tp * layout.dp, "--pp": layout.pp, "--dp": layout.dp, "--enable-dp-attention": layout.dp > 1,
-        "--ep": layout.ep, **_formats(deployment), "--max-running-requests": str(limits.max_num_seqs * layout.dp),
+        "--tp-size": layout.tp * layout.dp, "--pp-size": layout.pp, "--dp-size": layout.dp,
+        "--enable-dp-attention": layout.dp > 1, "--ep-size": layout.ep, **_formats(deployment), "--max-running-requests": str(limits.max_num_seqs * layout.dp),
         "--chunked-prefill-size": str(limits.max_num_batched_tokens * layout.dp),
         "--mem-fraction-static": f"{deployment.stack.memory_share:g}", "--disaggregation-mode": phase or None,
     })]  # fmt: skip

@@ -103,7 +103,10 @@ const SURE = {
 function growth(answer) {
   const choice = answer.choice;
   if (!choice && !answer.growth && !answer.most?.request_rate) return null;
-  const surer = choice?.meets_at_slow_end === false ? answer.front.find((trial) => trial.meets_at_slow_end) : null;
+  const surer = answer.surer ?? null;
+  const known = (answer.better_known ?? []).map((trial) =>
+    note("plain", `On better evidence (${trial.support}): ${gpusText(trial)}, ${usd(trial.usd_per_hour)} USD/h.`),
+  );
   return card(
     "More load, and how surely",
     { id: "growth" },
@@ -111,6 +114,8 @@ function growth(answer) {
       ? h("p", { dataset: { figure: "growth_holds", value: answer.growth.holds } }, answer.growth.text)
       : null,
     choice ? h("p#sureness", SURE[String(choice.meets_at_slow_end ?? null)]) : null,
+    choice?.support ? h("p#plan-support", `Support of the choice: ${choice.support}.`) : null,
+    ...known,
     surer
       ? note("plain", `Surer: ${gpusText(surer)}, ${usd(surer.usd_per_hour)} USD/h, meets them at the slow end too.`)
       : null,
