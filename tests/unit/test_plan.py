@@ -17,13 +17,13 @@ from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment
 from kernelcast.models import hub_name, model
 from kernelcast.models.precision import Precision
-from kernelcast.serving.goals import Goal, parse_ms, worst
 from kernelcast.search.layouts import layouts
 from kernelcast.search.plan.bounds import EngineBounds, LoadSummary
 from kernelcast.search.plan.commands import commands
 from kernelcast.search.plan.plan import Plan, plan
 from kernelcast.search.plan.simulator import ServiceSimulator, share_of
 from kernelcast.search.plan.space import EngineOption, SearchSpace, ServiceCandidate
+from kernelcast.serving.goals import Goal, parse_ms, worst
 from kernelcast.serving.load import Load
 from kernelcast.serving.service import engine_settings
 from kernelcast.serving.simulate import simulate

@@ -203,7 +203,11 @@ class SimulateQuestion(LoadParameters, GoalParameters, ServiceParameters):
     model: shared.ModelName
     goodput: Annotated[
         Sequence[str] | None,
-        option(metavar="NAME:MS", help="a limit of each request: ttft, tpot or e2el in ms; may be repeated", type=list[str] | None),
+        option(
+            metavar="NAME:MS",
+            help="a limit of each request: ttft, tpot or e2el in ms; may be repeated",
+            type=list[str] | None,
+        ),
     ] = None
     offline: Annotated[
         bool,

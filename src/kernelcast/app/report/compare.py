@@ -18,6 +18,7 @@ from kernelcast.app.report.text import (
     digits,
     parallel_sizes,
     plain_table,
+    plural,
     show,
     time_text,
 )
@@ -105,7 +106,7 @@ def _scenario_lines(scenario: ServingScenario) -> list[Any]:
         load = "the batch of most throughput" + (" within the limits" if scenario.goals else "")
     lines: list[Any] = [
         Text.assemble((scenario.model.name, "bold cyan"), f"  {scenario.stack.name}, {scenario.input_len:,} tokens in, "
-                      f"{scenario.output_len:,} out; {load}; up to {scenario.max_gpus} equal GPUs"),
+                      f"{scenario.output_len:,} out; {load}; up to {plural(scenario.max_gpus, 'equal GPU')}"),
         f"format     {', '.join(scenario.formats or ()) or 'as the checkpoint is (--formats allows others)'}",
     ]  # fmt: skip
     limits = ", ".join(f"{goal.metric.upper()} {time_text(goal.limit_ms / 1e3)}" for goal in scenario.goals)
@@ -180,16 +181,16 @@ def _forecast_text(comparison: Comparison, row: Row) -> str:
         cost = f", {megajoules(forecast.joules_per_million)} MJ per million tokens{cost.replace(',', ' and', 1)}"
     if scenario.by == "latency":
         cost = f", {time_text(forecast.e2el.value)} a request{cost}"
-    each = "in a batch" if scenario.batch else "concurrent requests"
+    each = f"{forecast.batch:,} in a batch" if scenario.batch else plural(forecast.batch, "concurrent request")
     return (f"{forecast.gpus} x {gpu_text(row.gpu)} as {layout_text(forecast)}, {forecast.deployment.precision.label}, "
-            f"{forecast.batch:,} {each} on each{cost}")  # fmt: skip
+            f"{each} on each{cost}")  # fmt: skip
 
 
 def _shortfall(forecast: ServingForecast) -> str:
     """Which limit a forecast misses; nothing where it meets all."""
     if forecast.late:
         return f"{forecast.late.metric.upper()} is {forecast.share(forecast.late):.3g} times its limit"
-    return "" if forecast.carries else f"{forecast.gpus} GPUs would sustain the rate"
+    return "" if forecast.carries else f"{plural(forecast.gpus, 'GPU')} would sustain the rate"
 
 
 def _gain_table(gains: Gains) -> Any:
@@ -199,8 +200,9 @@ def _gain_table(gains: Gains) -> Any:
     columns = [{gain.spec: gain.percent for gain in members} for _, members in gains]
     first = next((column for column in columns if column), {})
     most = max(*first.values(), 0.0, 1e-9)
+    wide = 24 if console().width >= WIDTH else 8
     rows = [
-        (spec, *(f"{column[spec]:+.2f}%" if spec in column else "-" for column in columns), bar(percent / most, 24 if console().width >= WIDTH else 8))
+        (spec, *(f"{column[spec]:+.2f}%" if spec in column else "-" for column in columns), bar(percent / most, wide))
         for spec, percent in first.items()
     ]
     return plain_table(f"1% more of it buys {MERIT[by]}", *heads, "", right=heads, rows=rows)

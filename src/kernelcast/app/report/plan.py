@@ -25,12 +25,12 @@ from kernelcast.app.report.text import (
     show_command,
     time_text,
 )
-from kernelcast.serving.goals import Goal
 from kernelcast.results import LEVELS, SEEN
 from kernelcast.search.plan.commands import commands
 from kernelcast.search.plan.plan import Headroom, Plan
 from kernelcast.search.plan.simulator import SimulatedService
 from kernelcast.search.plan.space import EngineOption, ServiceCandidate
+from kernelcast.serving.goals import Goal
 from kernelcast.serving.load import Load
 
 _BINDS = {
@@ -78,7 +78,7 @@ def gpus_text(setting: ServiceCandidate) -> str:
 
 def load_text(load: Load) -> str:
     if load.max_concurrency:
-        rate = f"{load.max_concurrency:,} concurrent requests"
+        rate = plural(load.max_concurrency, "concurrent request")
     else:
         finite = math.isfinite(load.request_rate)
         rate = f"{digits(load.request_rate, 3)} requests/s" if finite else "requests all at once"
@@ -162,10 +162,10 @@ def _print_choice(plan: Plan, choice: SimulatedService) -> None:
          f"           {sureness(choice)}", *_evidence(plan, choice))  # fmt: skip
     metrics, low, high = choice.simulation.metrics, choice.simulation.low, choice.simulation.high
     shown = [(goal.name, time_text(goal.limit_ms / 1e3), goal.key) for goal in choice.goals]
-    rows = [
-        (name, limit, *interval_texts(*(values.get(key, metrics.get(key, 0.0)) / 1e3 for values in (metrics, low, high))))
-        for name, limit, key in (*shown, *((name, "", key) for name, key in _also(plan)))
-    ]
+    rows = []
+    for name, limit, key in (*shown, *((name, "", key) for name, key in _also(plan))):
+        value_s, low_s, high_s = (ends.get(key, metrics.get(key, 0.0)) / 1e3 for ends in (metrics, low, high))
+        rows.append((name, limit, *interval_texts(value_s, low_s, high_s)))
     show("", plain_table("", "goal", "time", "80% interval", right=("goal", "time"), rows=rows), "")
     if plan.headroom is not None:
         show(f"more load  {growth_text(plan.headroom)}")
@@ -217,7 +217,8 @@ def _front(plan: Plan) -> list[Any]:
 def _searched(plan: Plan) -> list[str]:
     counts = sorted(plan.discarded.items(), key=lambda item: -item[1])
     counted = "; ".join(f"{count:,} {why}" for why, count in counts)
-    lines = [f"searched   {plan.settings:,} settings, {plan.runs:,} simulations, {plan.seconds:.0f} s: {counted}"]
+    work = f"{plural(plan.settings, 'setting')}, {plural(plan.runs, 'simulation')}, {plan.seconds:.0f} s"
+    lines = [f"searched   {work}: {counted}"]
     trial = plan.choice
     if trial is not None:
         candidate = trial.candidate.engine
@@ -276,8 +277,8 @@ def _trial(trial: SimulatedService) -> dict[str, Any]:
         metrics |= {f"{key}_{ending}": value for key, value in values.items()}
     return {
         **attributes(setting, "usd_per_hour", "gpus", kv_cache_tokens="limits.kv_tokens"),
-        **attributes(trial, "meets", "support", usd_per_million_output_tokens="usd_per_million", meets_at_slow_end="sure",
-                     share_of_goal="share", nearest_goal="nearest.key"),
+        **attributes(trial, "meets", "support", usd_per_million_output_tokens="usd_per_million",
+                     meets_at_slow_end="sure", share_of_goal="share", nearest_goal="nearest.key"),
         **_engine(setting.engine, setting.replicas, setting.limits),
         "prefill": _engine(setting.prefill, setting.prefill_replicas, setting.prefill_limits) if setting.prefill
                    else None,

@@ -54,8 +54,10 @@ def fields(simulation: Simulation) -> dict[str, Any]:
         "engine_busy": simulation.busy,
         "capacity_requests_per_s": simulation.capacity,
         "capacity_share": simulation.capacity_share,
-        "goals": [{"key": goal.key, "limit_ms": goal.limit_ms, "met": goal.share(simulation.metrics) <= 1}
-                  for goal in simulation.targets],
+        "goals": [
+            {"key": goal.key, "limit_ms": goal.limit_ms, "met": goal.share(simulation.metrics) <= 1}
+            for goal in simulation.targets
+        ],
         "goodput_share": simulation.attained,
         "meets": simulation.meets,
         "saturated": simulation.saturated,
@@ -135,8 +137,11 @@ def _use(simulation: Simulation) -> str:
 
 def goals_text(simulation: Simulation) -> str:
     """Each goal with what it is; empty where none is given."""
-    parts = [f"{goal.name} {time_text(simulation.metrics.get(goal.key, 0.0) / 1e3)} of {time_text(goal.limit_ms / 1e3)}"
-             f"{'' if goal.share(simulation.metrics) <= 1 else ' (missed)'}" for goal in simulation.targets]  # fmt: skip
+    parts = []
+    for goal in simulation.targets:
+        value = time_text(simulation.metrics.get(goal.key, 0.0) / 1e3, 3)
+        missed = "" if goal.share(simulation.metrics) <= 1 else " (missed)"
+        parts.append(f"{goal.name} {value} of {time_text(goal.limit_ms / 1e3)}{missed}")
     if simulation.attained is not None:
         within = f"{percent(simulation.attained)} of requests within the limits of goodput"
         parts.append(within if simulation.attained >= ATTAINMENT else f"{within} (missed: below {ATTAINMENT:.0%})")

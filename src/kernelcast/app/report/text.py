@@ -20,6 +20,7 @@ from kernelcast.results import SUPPORT, Interval
 from kernelcast.schedule import EvidenceSummary, Share
 
 WIDTH = 100
+_NARROW_BAR = 3  # columns, on a terminal of fewer than ``WIDTH``
 _LABEL = 11  # columns of a label and the blanks behind it
 COMMAND = "command"  # style of a line to copy; a terminal shows it plainly
 
@@ -87,10 +88,11 @@ def show_command(line: str) -> None:
 
 
 def plain_table(*columns: str, right: Sequence[str] = (), rows: Iterable[Sequence[RenderableType]] = ()) -> Table:
-    """A line under the names of the columns; those in ``right`` hold numbers."""
+    """A line under the names of the columns; those in ``right`` hold numbers. A narrow terminal breaks text, and cuts
+    nothing off."""
     table = Table(box=SIMPLE_HEAD, pad_edge=True, padding=(0, 1), header_style="bold", show_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
@@ -148,7 +150,7 @@ def evidence_lines(evidence: EvidenceSummary) -> list[str]:
     """The evidence behind a result, and what was substituted most."""
     changes = evidence.changes
     more = f"; and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return [f"evidence   {evidence.text}"] + ([f"answered   {'; '.join(changes[:2])}{more}"] if changes else [])
+    return [f"evidence   {evidence.text}"] + ([f"stand-ins  {'; '.join(changes[:2])}{more}"] if changes else [])
 
 
 def plural(count: int, noun: str) -> str:
@@ -195,6 +197,8 @@ def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], char
     heads = [head for phase in totals_s for head in (phase, "")]
     table = plain_table("part", *heads, "bound by", right=tuple(totals_s))
     wide, narrow = chars
+    if console().width < WIDTH:
+        wide = min(wide, _NARROW_BAR)
     for part, phases in sorted(parts.items(), key=lambda item: -sum(share.time_s for share in item[1].values())):
         cells = [part]
         for phase, total_s in totals_s.items():
@@ -202,13 +206,13 @@ def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], char
                 cells += ["", ""]
                 continue
             portion = phases[phase].time_s / total_s if total_s else 0.0
-            cells += [time_text(phases[phase].time_s), f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"]
+            cells += [time_text(phases[phase].time_s, 3), f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"]
         table.add_row(*cells, " / ".join(dict.fromkeys(share.bound_by for share in phases.values())))
     return table
 
 
 def sizes_text(sizes: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} {binary_bytes_text(size)}" for name, size in sizes)
+    return ", ".join(f"{name} {gib_text(size)}" for name, size in sizes)
 
 
 # ---- numbers ----
@@ -247,12 +251,13 @@ def joules_text(value: float) -> str:
     return f"{digits(value / unit, 3)} {symbol}"
 
 
-def bytes_text(value: float) -> str:
-    return rate_text(value, "B")
+def gib_text(value: float) -> str:
+    """'73.6 GiB': of memory, where one unit lets figures be compared."""
+    return f"{digits(value / 2**30, 3)} GiB"
 
 
 def binary_bytes_text(value: float) -> str:
-    """'50 MiB': for capacities, which are powers of two."""
+    """'50 MiB': for sizes and capacities."""
     scale, prefix = next(((s, p) for s, p in _BINARY if value >= s), _BINARY[-1])
     return f"{short(value / scale)} {prefix}B"
 

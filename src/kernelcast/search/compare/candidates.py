@@ -23,8 +23,8 @@ from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import CACHE, WEIGHTS, Precision
 from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.schedule import Memory
-from kernelcast.serving.goals import Goal
 from kernelcast.search.layouts import POWERS, layouts
+from kernelcast.serving.goals import Goal
 from kernelcast.stacks import Stack
 
 BY = ("dollars", "latency", "throughput", "joules")

@@ -12,11 +12,11 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.models.architecture import Architecture
 from kernelcast.results import EXTRAPOLATED, LEVELS, SEEN, HtmlRepr, Renamed
-from kernelcast.serving.goals import Goal
 from kernelcast.search.plan.bounds import DECODE, PREFILL, EngineBounds, LoadSummary
 from kernelcast.search.plan.search import OnProgress, Search
 from kernelcast.search.plan.simulator import CostPoint, ServiceSimulator, SimulatedService
 from kernelcast.search.plan.space import SearchSpace, ServiceCandidate
+from kernelcast.serving.goals import Goal
 from kernelcast.serving.load import Load
 
 _GROWS = 1.25  # a step of the load
@@ -150,8 +150,11 @@ def better_known(search: Search, choice: SimulatedService) -> list[SimulatedServ
     than one on better evidence is left out."""
     found: list[SimulatedService] = []
     for at in range(_level(choice)):
-        engines = [bounds for bounds in search.engines
-                   if search.space.most(bounds.engine) and LEVELS.index(search.simulator.support(bounds.engine)) <= at]
+        engines = [
+            bounds
+            for bounds in search.engines
+            if search.space.most(bounds.engine) and LEVELS.index(search.simulator.support(bounds.engine)) <= at
+        ]
         if not engines:
             continue
         among = search.among(engines)
@@ -218,9 +221,7 @@ def _widest(search: Search, able: Iterable[EngineBounds]) -> list[ServiceCandida
     fit = [bounds for bounds in able if not bounds.misses()]
     fit.sort(key=lambda bounds: -bounds.best_rate * most(bounds.engine))
     return [
-        ServiceCandidate(
-            bounds.engine, bounds.engine.limits[bounds.rates.index(bounds.best_rate)], most(bounds.engine)
-        )
+        ServiceCandidate(bounds.engine, bounds.engine.limits[bounds.rates.index(bounds.best_rate)], most(bounds.engine))
         for bounds in fit[:_TRIED]
     ]
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from kernelcast.errors import KernelcastError
 from kernelcast.models.architecture import Architecture
-from kernelcast.serving.goals import Goal
 from kernelcast.search.plan.bounds import EngineBounds, EnginePair, LoadSummary
 from kernelcast.search.plan.simulator import MARGIN, ServiceSimulator, SimulatedService
 from kernelcast.search.plan.space import EngineOption, SearchSpace, ServiceCandidate
+from kernelcast.serving.goals import Goal
 from kernelcast.serving.service import EngineSettings
 
 ALONE = "one request alone breaks a goal"

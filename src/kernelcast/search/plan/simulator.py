@@ -13,8 +13,8 @@ from kernelcast.forecast.end_to_end import end_to_end
 from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.forward import Deployment
 from kernelcast.results import EXTRAPOLATED, LEVELS
-from kernelcast.serving.goals import PERCENT, Goal, worst
 from kernelcast.search.plan.space import EngineOption, ServiceCandidate
+from kernelcast.serving.goals import PERCENT, Goal, worst
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import LatencyGoals as NoGoals
 from kernelcast.serving.metrics import RequestTimes, metrics
