@@ -58,7 +58,10 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and stop.")
     ] = False,
 ) -> None:
-    """Forecast how long GPU work takes, which part of the GPU limits it, and how far that is from the best."""
+    """Forecast how long GPU work takes, which part of the GPU limits it, and how far that is from the best.
+
+    Exit codes: 0, 2 where the input is wrong, 3 where goals are not met or a model does not fit in memory, 130 after
+    Ctrl-C."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 

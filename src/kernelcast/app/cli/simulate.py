@@ -37,7 +37,10 @@ def simulate(
     window: Window = None, json: Json = False,
 ) -> None:  # fmt: skip
     """What users of a served model see: time to first token and between tokens, under real arrivals, with the
-    scheduler of vLLM, SGLang or TensorRT-LLM."""
+    scheduler of vLLM, SGLang or TensorRT-LLM.
+
+    Exit code: 0 where it holds the load and the goals are met (--goodput: by 90% of the requests), 3 where not or
+    where the model does not fit in memory, 2 where the input is wrong."""
     seconds = _seconds(window)
     if requests_out is not None:
         check_target(question.trace or Path(), requests_out)

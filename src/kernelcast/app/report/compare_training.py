@@ -60,9 +60,8 @@ def _training_table(comparison: TrainingComparison) -> Any:
     ]  # fmt: skip
     heads: tuple[str, ...] = ("GPU", "n", "layout", "step", "80%", f"{comparison.scenario.unit}/s", "days", "USD", "MJ",
                               "mem", "bound", "supp.")  # fmt: skip
-    if console().width < WIDTH:  # a narrow terminal has no room for the interval, nor for what binds
-        heads = (*heads[:4], *heads[5:10], heads[11])
-        rows = [(*row[:4], *row[5:10], row[11]) for row in rows]
+    if console().width < WIDTH:  # a narrow terminal has no room for the interval, what binds, and all figures
+        heads, *rows = [(*row[:4], *row[5:8], row[9], row[11]) for row in (heads, *rows)]
     return dense_table(*heads, left=("GPU", "layout", "bound", "supp."), rows=rows, gap=1)
 
 

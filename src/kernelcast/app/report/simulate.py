@@ -13,6 +13,7 @@ from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
     digits,
     evidence_lines,
+    interval_texts,
     parallel_sizes,
     percent,
     plural,
@@ -215,11 +216,9 @@ def _rows(simulation: Simulation) -> list[tuple[str, str, str, str]]:
             key = f"{ending}_{name}_ms"
             if key not in simulation.metrics:
                 continue
-            interval = ""
-            if key in simulation.low:
-                low, high = (time_text(values[key] / 1e3) for values in (simulation.low, simulation.high))
-                interval = f"{low} to {high}"
-            rows.append((label if ending == "mean" else "", time_text(simulation.metrics[key] / 1e3), interval, ending))
+            value = simulation.metrics[key]
+            ends = (values.get(key, value) / 1e3 for values in (simulation.low, simulation.high))
+            rows.append((label if ending == "mean" else "", *interval_texts(value / 1e3, *ends), ending))
     return rows
 
 
