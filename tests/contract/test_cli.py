@@ -213,7 +213,7 @@ def test_kernel_without_an_op_lists_them(run: Run) -> None:
         (changed(GEMM, "--m", "abc"), ["m must be a number", "'abc'"]),
         (changed(GEMM, "--m", "nan"), ["m must be a number", "nan"]),
         ([*changed(GEMM, "--gpu", "a100_sxm"), "--dtype", "fp8"], ["a100_sxm has no fp8", "bf16"]),
-        (changed(changed(GEMM, "--m", "2000000"), "--n", "2000000"), ["gemm needs", "GB", "h100_sxm has 85.9 GB"]),
+        (changed(changed(GEMM, "--m", "2000000"), "--n", "2000000"), ["gemm needs", "GiB", "h100_sxm has 80.0 GiB"]),
         ([*GEMM, "--set", "dram_byte_per_s=1e12"], ["unknown GPU field", "dram_bytes_per_s"]),
         ([*GEMM, "--set", "dram_bytes_per_s"], ["--set takes FIELD=NUMBER", "'dram_bytes_per_s'"]),
         ([*GEMM, "--set", "dram_bytes_per_s=fast"], ["--set takes FIELD=NUMBER", "fast"]),
