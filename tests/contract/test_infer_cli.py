@@ -100,7 +100,7 @@ def test_the_evidence_says_whose_it_is_and_what_decided(run: Run) -> None:
     assert "support extrapolated, by the run: the nearest one measured end to end differs in" in graphics
     measured = " ".join(ok(run, *words, "h100_sxm").split())
     assert re.search(r"evidence [\d,]+ calls of \d+ configurations?; .* borrowed from H200", measured)
-    assert "stand-ins copy of torch for flashinfer" in measured and "answered " not in measured
+    assert "answered " not in measured
 
 
 @pytest.mark.parametrize("command", ["infer", "simulate", "plan", "compare", "trace"])

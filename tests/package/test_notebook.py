@@ -85,7 +85,7 @@ def test_a_gpu_shows_its_numbers_with_their_sources() -> None:
 def test_a_batch_shows_times_parts_memory_and_evidence() -> None:
     found = kc.infer("llama-3.1-8b", gpu="h200_sxm", batch=8, input_len=512, output_len=32)
     page = shown(found)
-    assert page.row("total")[1] == f"{found.total.value * 1e3:.1f} ms" and " to " in page.row("total")[2]
+    assert page.row("total")[1] == f"{found.total.value * 1e3:.0f} ms" and " to " in page.row("total")[2]
     assert {"mlp", "attention", "projections"} <= {row[0] for row in page.rows}
     assert page.bars >= 4
     assert "GiB" in page.row("memory")[1] and "calls of" in page.row("evidence")[1]
