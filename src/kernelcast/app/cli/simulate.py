@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         "kernelcast simulate llama-3.1-8b --gpu h100_sxm --request-rate 8 --num-prompts 500 --input-len 1024 "
         "--output-len 256",
         "kernelcast simulate llama-3.1-70b --gpu h100_sxm --tp 4 --stack sglang --max-concurrency 64 --num-prompts 256 "
-        "--goodput ttft:500 --goodput tpot:30 --json",
+        "--goodput ttft:5000 --goodput tpot:60 --json",
     )  # fmt: skip
 
 

@@ -121,19 +121,19 @@ def verdict(simulation: Simulation) -> str:
     waited = _waited(simulation, simulation.binding)
     offline = f"all done in {time_text(simulation.metrics['duration'])}"
     result = offline if simulation.service.offline else "holds the load"
-    if waited > _SELDOM:
-        return f"{result}; requests waited for {simulation.binding} {percent(waited)} of it"
-    return f"{result}; {_use(simulation)}"
+    busy = (
+        f"requests waited for {simulation.binding} {percent(waited)} of it" if waited > _SELDOM else _idle(simulation)
+    )
+    if simulation.capacity_share is None:
+        return f"{result}; {busy}"
+    most = digits(float(simulation.capacity or 0), 3)
+    return f"{result}; {busy}, {simulation.capacity_share:.0%} of capacity ({most} requests/s, all at once)"
 
 
-def _use(simulation: Simulation) -> str:
-    """'never idle, 34% of capacity': steps run one after another however few requests are in them."""
+def _idle(simulation: Simulation) -> str:
+    """'never idle' is no sign of a full engine: steps run one after another however few requests are in them."""
     idle = 1 - simulation.busy
-    parts = ["never idle" if idle < _SELDOM else f"idle {idle:.0%} of the time"]
-    if simulation.capacity_share is not None:
-        most = digits(float(simulation.capacity or 0), 3)
-        parts.append(f"{simulation.capacity_share:.0%} of capacity ({most} requests/s, all at once)")
-    return ", ".join(parts)
+    return "never idle" if idle < _SELDOM else f"idle {idle:.0%} of the time"
 
 
 def goals_text(simulation: Simulation) -> str:
