@@ -20,6 +20,7 @@ from kernelcast.app.report.text import (
     console,
     dense_table,
     digits,
+    interval_texts,
     joules_text,
     micros,
     percent,
@@ -68,8 +69,8 @@ def _given(prediction: Prediction) -> str:
 
 def _answer(prediction: Prediction, conditions: Conditions, drawn: Energy | None) -> Table:
     grid = Table.grid(Column(style="bold"), Column(justify="right", no_wrap=True), Column(style="dim"), padding=(0, 2))
-    interval = f"interval {time_text(prediction.low_s)} – {time_text(prediction.high_s)}"
-    grid.add_row("  predicted", Text(time_text(prediction.time_s), "bold green"), interval)
+    time, interval = interval_texts(prediction.time_s, prediction.low_s, prediction.high_s)
+    grid.add_row("  predicted", Text(time, "bold green"), f"interval {interval.replace(' to ', ' – ')}")
     grid.add_row("  ceiling", time_text(prediction.ceiling_s), "what the best kernels reach for such a call")
     binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
     grid.add_row("  bound", time_text(prediction.bound_s), f"{prediction.bound_by} {binds}")

@@ -60,7 +60,7 @@ export function bestLine(answer) {
     level = LEVELS.indexOf(row.support);
     return [`; on better evidence (${row.support}): ${rowText(answer, row)}`];
   });
-  return `${best}: ${rowText(answer, first)}${also.join("")}`;
+  return `${best}: ${rowText(answer, first)}; ${first.support}${also.join("")}`;
 }
 
 /** A few names, and how many more. */

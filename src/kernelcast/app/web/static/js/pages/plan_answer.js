@@ -17,7 +17,7 @@ import {
 import { h } from "../dom.js";
 import { paretoFront, scatter, tickTime } from "../plots.js";
 import { copyButton } from "../share.js";
-import { breakable, ms } from "./serve_answer.js";
+import { breakable, ms, msInterval, msOf } from "./serve_answer.js";
 import { countText, digits, fixed, percent, short } from "../units.js";
 
 const goalName = (key) => {
@@ -69,15 +69,16 @@ function headline(answer, stack) {
 function goals(answer) {
   const choice = answer.choice;
   if (!choice) return null;
-  const rows = answer.goals.map(({ key, limit_ms: limit }) => {
+  const given = answer.goals.map(({ key }) => key.split("_")[1]);
+  const also = ["ttft", "tpot"].filter((name) => !given.includes(name));
+  const means = also.map((name) => ({ key: `mean_${name}_ms`, limit_ms: null }));
+  const rows = [...answer.goals, ...means].map(({ key, limit_ms: limit }) => {
     const metrics = choice.metrics;
-    const interval =
-      metrics[`${key}_low`] === undefined ? "" : `${ms(metrics[`${key}_low`])} to ${ms(metrics[`${key}_high`])}`;
     return [
       goalName(key),
-      ms(limit),
-      h("span", { dataset: { figure: key, value: metrics[key] } }, ms(metrics[key])),
-      interval,
+      limit === null ? "" : ms(limit),
+      h("span", { dataset: { figure: key, value: metrics[key] } }, msOf(metrics, key)),
+      msInterval(metrics, key),
     ];
   });
   return card(
