@@ -69,8 +69,8 @@ def shown(found: HtmlRepr) -> Read:
 def test_a_prediction_shows_its_answer_first() -> None:
     found = kc.predict(GEMM, "h200_sxm")
     page = shown(found)
-    assert page.rows[0] == ["predicted", f"{found.time_s * 1e6:.1f} µs",
-                            f"interval {found.low_s * 1e6:.1f} µs – {found.high_s * 1e6:.1f} µs"]  # fmt: skip
+    assert page.rows[0] == ["predicted", f"{found.time_s * 1e6:.0f} µs",
+                            f"interval {found.low_s * 1e6:.0f} µs – {found.high_s * 1e6:.0f} µs"]  # fmt: skip
     assert page.row(found.bound_by)[3] == "100%"
     assert page.bars == len(found.limits)  # a bar a pipeline
     assert page.row("support")[1].startswith(found.support) and "calls of this configuration" in page.row("evidence")[1]
