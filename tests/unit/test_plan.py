@@ -125,7 +125,7 @@ def test_the_best_measured_plan_stands_beside_one_that_nobody_measured() -> None
     assert [run.support for run in found.better_known] == ["seen", "near"]
     assert found.measured is found.better_known[0] and found.measured.meets
     assert [run.candidate.engine.deployment.gpu.id for run in found.better_known] == ["h200_sxm", "h100_nvl"]
-    costs = [run.usd_per_hour for run in (*found.better_known, found.choice)]
+    costs = [*(run.usd_per_hour for run in found.better_known), found.choice.usd_per_hour]
     assert costs == sorted(costs, reverse=True)
 
 

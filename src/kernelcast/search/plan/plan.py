@@ -125,7 +125,7 @@ def plan(
             if on_progress:
                 on_progress(0, 1, "headroom and front")
             result.choice = simulator.both_ends(search.best.candidate)
-            result.better_known = better_known(search, result.choice)
+            result.better_known = better_known(search, result.choice, on_progress)
             _prefer_evidence(result, result.choice)
             result.headroom = headroom(simulator, result.choice.candidate)
             result.front = front(search, result.choice)
@@ -145,7 +145,9 @@ def _prefer_evidence(result: Plan, choice: SimulatedService) -> None:
             return
 
 
-def better_known(search: Search, choice: SimulatedService) -> list[SimulatedService]:
+def better_known(
+    search: Search, choice: SimulatedService, on_progress: OnProgress | None = None
+) -> list[SimulatedService]:
     """The cheapest on each better level of evidence than the choice's, the best level first; one that costs no less
     than one on better evidence is left out."""
     found: list[SimulatedService] = []
@@ -158,7 +160,7 @@ def better_known(search: Search, choice: SimulatedService) -> list[SimulatedServ
         if not engines:
             continue
         among = search.among(engines)
-        among.run()
+        among.run(on_progress)
         if among.best and all(among.best.usd_per_hour < each.usd_per_hour - 1e-9 for each in found):
             found.append(search.simulator.both_ends(among.best.candidate))
     return found
