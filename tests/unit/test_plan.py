@@ -145,7 +145,7 @@ def test_what_is_called_surer_is_surer() -> None:
     misses, good, dear = run_of(2.7, "seen", 0.9, 1.1), run_of(3.0, "near", 0.5, 0.7), run_of(4.0, "seen", 0.3, 0.4)
     assert surer_of(choice, [guessed, wide, misses, dear, good]) is good  # not on worse evidence, nor a wider interval
     assert surer_of(choice, [guessed, wide, misses]) is None
-    assert surer_of(run_of(2.0, "near", 0.5, 0.9), [good]) is None  # it is sure itself
+    assert surer_of(run_of(2.0, "near", 0.5, 0.9), [dear]) is None  # it is sure itself
 
 
 def test_a_surer_plan_meets_the_goals_at_the_slow_end_on_no_worse_evidence() -> None:
