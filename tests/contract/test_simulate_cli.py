@@ -156,6 +156,16 @@ def test_the_verdict_is_of_capacity_and_throughput_has_its_interval(run: Run) ->
     assert f"({low:.2f} to {high:.2f}) requests/s" in out
 
 
+def test_a_service_holds_loads_below_its_capacity_only(run: Run) -> None:
+    words = (*SMALL[:3], "--input-len", "512", "--output-len", "64", "--num-prompts", "1500", "--no-intervals")
+    most = told(run, *words, "--request-rate", "4")["capacity_requests_per_s"]
+    assert told(run, *words, "--request-rate", str(0.75 * most))["saturated"] is False  # type: ignore[operator]
+    beyond = told(run, *words, "--request-rate", str(1.3 * most), code=3)  # type: ignore[operator]
+    assert beyond["saturated"] is True
+    twice = told(run, *words, "--request-rate", "4", "--replicas", "2")["capacity_requests_per_s"]
+    assert twice == pytest.approx(2 * most, rel=0.05)  # type: ignore[operator]
+
+
 def test_a_bad_trace_is_named_by_line_or_skipped(run: Run, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n1,0,10\n2,100,-3\n3,90,10\n")

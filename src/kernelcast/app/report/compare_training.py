@@ -20,7 +20,6 @@ from kernelcast.app.report.json import attributes, interval_fields, plain
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
     WIDTH,
-    binary_bytes_text,
     console,
     dense_table,
     digits,
@@ -53,13 +52,13 @@ def _training_table(comparison: TrainingComparison) -> Any:
             f"{time_text(forecast.interval.low, 3)}-{time_text(forecast.interval.high, 3)}",
             digits(forecast.units_per_s, 3), digits(forecast.hours / 24, 3), money(forecast.usd),
             megajoules(forecast.joules),
-            binary_bytes_text(forecast.step.memory.used_bytes).replace("iB", ""), bottleneck(forecast),
+            digits(forecast.step.memory.used_bytes / 2**30, 3), bottleneck(forecast),
             SHORT[forecast.step.support],
         )
         for forecast in comparison.fitting
     ]  # fmt: skip
     heads: tuple[str, ...] = ("GPU", "n", "layout", "step", "80%", f"{comparison.scenario.unit}/s", "days", "USD", "MJ",
-                              "mem", "bound", "supp.")  # fmt: skip
+                              "GiB", "bound", "supp.")  # fmt: skip
     if console().width < WIDTH:  # a narrow terminal has no room for the interval, what binds, and all figures
         heads, *rows = [(*row[:4], *row[5:8], row[9], row[11]) for row in (heads, *rows)]
     return dense_table(*heads, left=("GPU", "layout", "bound", "supp."), rows=rows, gap=1)
