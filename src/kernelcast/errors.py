@@ -5,13 +5,29 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Collection, Iterable
+from typing import Any, ClassVar
+
+NOT_MET = 3  # exit code of an answer that is no: goals are not met, or a model does not fit
 
 SHOWN = 12  # names in an error
 LISTED_BY = {"gpu": "kernelcast gpus", "model": "kernelcast models", "op": "kernelcast ops"}
 
 
 class KernelcastError(ValueError):
-    """Base of every error that kernelcast raises for its input; the CLI prints it and exits 2."""
+    """Base of every error that kernelcast raises for its input; the CLI prints it and exits with ``exit_code``."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong
+    """The input is right, and the model needs more memory than there is; ``memory``: what it needs, where one batch
+    decides."""
+
+    exit_code = NOT_MET
+
+    def __init__(self, message: str, memory: Any = None) -> None:
+        super().__init__(message)
+        self.memory = memory
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:

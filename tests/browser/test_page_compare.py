@@ -30,7 +30,7 @@ def same_as_printed(visit: Visit, run: Run, command: str) -> list[str]:
     # the page numbers the rows, and has the format in every row; the command line where it differs
     assert [" ".join([*row[1:3], *row[4:]]) for row in shown] == printed_lines(out)
     assert [row[0] for row in shown] == [str(at + 1) for at in range(len(shown))]
-    best = re.search(r"^best +(.*?)(?=^measured|^\[1\]|^$)", out, re.MULTILINE | re.DOTALL)
+    best = re.search(r"^best +(.*?)(?=^measured|^near|^\[1\]|^$)", out, re.MULTILINE | re.DOTALL)
     assert best
     expect(visit.find("#best")).to_contain_text(f"Best: {' '.join(best[1].split())}")
     return [row[1] for row in shown]

@@ -127,7 +127,7 @@ def test_a_model_that_does_not_fit_is_told_in_the_command_s_words(visit: Visit, 
     visit.allow(REFUSED)
     visit.open("/model?model=llama-3.1-70b&gpu=l40s")
     code, _, err = run("infer", "llama-3.1-70b", "--gpu", "l40s")
-    assert code == 2
+    assert code == 3
     expect(visit.find("#problem")).to_have_text(problem_text(err))
     expect(visit.find("#memory")).to_contain_text("GiB needed")
     visit.pick("gpu", "b300_sxm")  # the page goes on

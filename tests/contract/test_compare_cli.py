@@ -25,9 +25,38 @@ def test_a_winner_that_nobody_measured_has_a_measured_one_beside_it(run: Run) ->
     words = ("compare", "llama-3.1-8b", "--gpus", "mi300x,h100_sxm", "--batch", "4", "--max-gpus", "1")
     _, out, _ = run(*words, "--price", "mi300x=0.1")
     assert "best       cheapest: 1 x mi300x" in out
-    assert "measured   cheapest that is near measured calls: 1 x h100_sxm" in out
+    assert "near       cheapest on better evidence: 1 x h100_sxm" in out
+    assert "measured   none of these was measured as a whole" in out
     _, out, _ = run(*words, "--price", "mi300x=100")
-    assert "best       cheapest: 1 x h100_sxm" in out and "measured   " not in out
+    assert "best       cheapest: 1 x h100_sxm" in out and "better evidence" not in out
+
+
+def test_a_format_that_is_asked_for_has_a_row(run: Run) -> None:
+    words = ("compare", "llama-3.1-8b", "--gpus", "h100_sxm,a100_sxm", "--batch", "4", "--max-gpus", "1")
+    found = strict(run(*words, "--formats", "bf16,fp8", "--json")[1])
+    rows = {(row["gpu"], row["format"]): row for row in found["rows"]}
+    assert len(rows) == len(found["rows"]) == 4
+    assert rows["h100_sxm", "fp8"]["precision"] == "fp8" and rows["h100_sxm", "bf16"]["precision"] == "bf16"
+    assert not rows["a100_sxm", "fp8"]["fits"] and "no fp8 arithmetic" in rows["a100_sxm", "fp8"]["why"]
+    code, out, _ = run(*words, "--formats", "bf16,fp8")
+    assert code == 0 and "h100_sxm fp8 1 x tp1" in out and "h100_sxm bf16 1 x tp1" in out
+    assert "no         a100_sxm fp8: has no fp8 arithmetic" in out
+    assert [row["format"] for row in strict(run(*words, "--json")[1])["rows"]] == [None, None]
+
+
+def test_limits_decide_the_exit_code(run: Run) -> None:
+    words = ("compare", "llama-3.1-8b", "--gpus", "h100_sxm", "--max-gpus", "1", "--tpot")
+    assert run(*words, "50ms")[0] == 0
+    code, out, err = run(*words, "1ms")
+    assert (code, err) == (3, "") and "best       none meets all limits; h100_sxm is nearest" in out
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_nothing_is_cut_off(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run("compare", "llama-3.1-8b", "--gpus", "rtx_pro_6000_server,h100_sxm", "--formats", "bf16,nvfp4",
+                    "--what-if", "dram_bytes_per_s*1.5", "--sensitivity", "--batch", "4")  # fmt: skip
+    assert "…" not in out and "rtx_pro_6000_server" in out and max(map(len, out.splitlines())) <= columns
 
 
 def test_as_data(run: Run) -> None:
@@ -62,7 +91,6 @@ def test_reserved_is_another_price_and_unknown_stays_unknown(run: Run) -> None:
         (("--gpus", "h2000"), "unknown gpu 'h2000'"),
         (("--gpus", "h100_sxm", "--what-if", "drm*2"), "unknown GPU field 'drm'"),
         (("--gpus", "h100_sxm", "--what-if", "dram_bytes_per_s+2"), "--what-if takes FIELD=NUMBER or FIELD*FACTOR"),
-        (("--gpus", "a2,t4", "--max-gpus", "1", "--formats", "fp16"), "fits on no GPU of 2 within --max-gpus 1"),
         (("--gpus", "h100_sxm", "--zero", "3"), "these are of --training: leave out --zero"),
         (("--gpus", "h100_sxm", "--ttft", "soon"), "--ttft takes a time above 0"),
         (("--gpus", "h100_sxm", "--prices", "/nowhere.toml"), "no file /nowhere.toml"),
@@ -72,6 +100,14 @@ def test_reserved_is_another_price_and_unknown_stays_unknown(run: Run) -> None:
 def test_what_is_refused(run: Run, arguments: tuple[str, ...], said: str) -> None:
     code, out, err = run("compare", "llama-3.3-70b", *arguments)
     assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
+
+
+def test_a_model_that_fits_nowhere_is_an_answer_of_its_own(run: Run) -> None:
+    words = ("compare", "llama-3.3-70b", "--gpus", "a2,t4", "--max-gpus", "1", "--formats")
+    code, out, err = run(*words, "fp16")
+    assert (code, out) == (3, "") and "fits on no GPU of 2 within --max-gpus 1" in err and err.count("\n") == 1
+    code, _, err = run(*words, "fp8", "--gpus", "t4")
+    assert code == 2 and "has no fp8 arithmetic" in err  # however much memory it had
 
 
 @pytest.mark.slow

@@ -32,10 +32,10 @@ def told(run: Run, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def refused(run: Run, *arguments: str) -> str:
+def refused(run: Run, *arguments: str, exit_code: int = 2) -> str:
     """The one line that refuses ``arguments``."""
     code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
+    assert (code, out) == (exit_code, "")
     assert err.startswith("kernelcast: error: ") and err.count("\n") == 1, err
     return err
 
@@ -69,14 +69,49 @@ def test_text_says_the_answer_the_parts_and_the_memory(run: Run) -> None:
     out, found = ok(run, *LLAMA), told(run, *LLAMA)
     assert out.splitlines()[0] == "llama-3.1-8b  bf16  on  NVIDIA H100 80GB HBM3  vLLM"
     assert "4 requests, 512 tokens in, 32 out" in out
-    assert re.search(rf"time to first token +{found['ttft_s'] * 1e3:.2f} ms", out)
-    assert re.search(rf"time per output token +{found['tpot_s'] * 1e3:.3f} ms", out)
+    assert re.search(rf"time to first token +{found['ttft_s'] * 1e3:.1f} ms", out)  # three digits
+    assert re.search(rf"time per output token +{found['tpot_s'] * 1e3:.2f} ms", out)
     for part in {entry["part"] for entry in found["breakdown"]}:
         assert re.search(rf"^ {part} ", out, re.MULTILINE), part
-    assert "weights 14.96 GiB" in out
+    assert "weights 15.0 GiB" in out and " MiB" not in out
     assert found["predictor"] in out
     assert "1 request, 512 tokens in" in ok(run, *LLAMA[:4], "--input-len", "512", "--output-len", "32")
     assert "\x1b" not in out, "colour only on a terminal"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--batch 5000", ["GiB more than", "the largest batch of such requests is"]),
+        ("--tp 1 --prefill-workers 1 --batch 5000", ["the decode pool", "GiB more than"]),
+    ],
+)
+def test_what_does_not_fit_has_an_exit_code_of_its_own(run: Run, arguments: str, said: list[str]) -> None:
+    line = refused(run, "infer", "llama-3.1-8b", "--gpu", "h100_sxm", *shlex.split(arguments), exit_code=3)
+    assert all(words in line for words in said)
+    line = refused(run, "infer", "llama-3.1-405b", "--gpu", "h100_sxm", exit_code=3)
+    assert "weights alone are too large" in line and "--tp" in line
+
+
+def test_the_evidence_says_whose_it_is_and_what_decided(run: Run) -> None:
+    words = ("infer", "llama-3.1-8b", "--batch", "1", "--input-len", "128", "--output-len", "4", "--gpu")
+    graphics = " ".join(ok(run, *words, "rtx_4090").split())
+    assert "evidence nothing measured on RTX 4090; borrowed from L40S" in graphics and " calls of " not in graphics
+    assert "support extrapolated, by the run: the nearest one measured end to end differs in" in graphics
+    measured = " ".join(ok(run, *words, "h100_sxm").split())
+    assert re.search(r"evidence [\d,]+ calls of \d+ configurations?; .* borrowed from H200", measured)
+    assert "answered " not in measured
+
+
+@pytest.mark.parametrize("command", ["infer", "simulate", "plan", "compare", "trace"])
+def test_help_cuts_no_flag_off(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip("│ ") for line in ok(run, command, "--help").splitlines()]
+    flags = {line.split()[0] for line in lines if line.startswith("--")}
+    monkeypatch.setenv("COLUMNS", "400")
+    wide = {word.strip(",") for line in ok(run, command, "--help").splitlines() for word in line.split()[1:2]}
+    assert not [line for line in lines if line.startswith("--") and "…" in line.split()[0]]
+    assert {name for name in wide if name.startswith("--") and len(name) < 30} <= flags
 
 
 @pytest.mark.parametrize("columns", [80, 100])
@@ -292,8 +327,6 @@ def test_plot_is_a_picture(run: Run, tmp_path: Path) -> None:
         ("infer llama-3.1-8b --gpu h100_sxm --tp 3", ["tp 3 does not divide the 32 heads"]),
         ("infer llama-3.1-8b --gpu h100_sxm --tp 2 --ep 2", ["ep 2: llama-3.1-8b has no experts"]),
         ("infer llama-3.1-8b --gpu h100_sxm --pp 64", ["pp 64 is more than the 32 layers"]),
-        ("infer llama-3.1-8b --gpu h100_sxm --batch 5000", ["GiB more than", "the largest batch of such requests is"]),
-        ("infer llama-3.1-405b --gpu h100_sxm", ["weights alone are too large", "--tp"]),
         ("infer qwen3-next-80b-a3b --gpu h100_sxm --tp 3", ["tp 3 does not divide the 16 key heads"]),
         ("infer bert-base --gpu h100_sxm --input-len 100 --output-len 2", ["an encoder", "--output-len must be 1"]),
         ("infer llama-3.1-8b --gpu h100_sxm --draft-model llama-3.2-1b", ["--draft-tokens"]),

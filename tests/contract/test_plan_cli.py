@@ -51,9 +51,53 @@ def test_gpus_without_a_price_are_told(run: Run) -> None:
 def test_a_load_that_nothing_carries_is_an_answer(run: Run) -> None:
     code, out, err = run(*instead(SMALL, *GOALS, "--request-rate", "3000"))
     words = " ".join(out.split())
-    assert (code, err) == (0, "") and "no setting within 2 GPUs holds this: at most" in words and "binds" in words
+    assert (code, err) == (3, "") and "no setting within 2 GPUs holds this: at most" in words and "binds" in words
     found = strict(run(*instead(SMALL, *GOALS, "--request-rate", "3000", "--json"))[1])
     assert found["choice"] is None and found["most"]["request_rate"] > 1 and found["commands"] == []
+
+
+def test_a_budget_limits_the_cost(run: Run) -> None:
+    found = strict(run(*SMALL, *GOALS, "--json")[1])
+    cost = found["choice"]["usd_per_hour"]
+    enough = strict(run(*SMALL, *GOALS, "--budget", str(cost), "--json")[1])
+    assert enough["choice"]["usd_per_hour"] == cost and enough["searched"]["budget_usd_per_hour"] == cost
+    code, out, _ = run(*SMALL, *GOALS, "--budget", str(cost - 0.01))
+    words = " ".join(out.split())
+    assert code == 3 and f"no setting within 2 GPUs and {cost - 0.01:.2f} USD/h holds" in words
+    short = strict(run(*SMALL, *GOALS, "--budget", str(cost - 0.01), "--json")[1])
+    assert short["searched"]["fell_out"]["dearer than the budget"] > 0
+    assert short["searched"]["settings"] == sum(short["searched"]["fell_out"].values())
+    assert short["most"]["setting"] is None or short["most"]["setting"]["usd_per_hour"] < cost
+
+
+def test_goals_at_every_percentile_and_by_the_usual_name(run: Run) -> None:
+    for flag in ("--ttft-p95", "--ttft-p50", "--tpot-mean", "--e2e-p95", "--e2el-p90"):
+        found = strict(run(*SMALL, flag, "3s", "--json")[1])
+        assert found["choice"]["meets"] and len(found["goals"]) == 1
+        metric, statistic = flag.strip("-").replace("e2e-", "e2el-").split("-")
+        assert found["goals"][0] == {"key": f"{statistic}_{metric}_ms", "limit_ms": 3000}
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_nothing_is_cut_off_and_tpot_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run(*SMALL, "--ttft-p99", "500ms", "--stack", "vllm,sglang")
+    shown = out.partition("start it")[0]
+    assert "TPOT mean" in shown and "…" not in shown
+    assert max(map(len, shown.splitlines())) <= columns
+
+
+def test_what_was_not_measured_is_not_chosen_silently(run: Run) -> None:
+    words = (*SMALL, *GOALS, "--gpus", "l40,h200_sxm", "--price", "l40=0.5", "--price", "h200_sxm=4")
+    found = strict(run(*words, "--json")[1])
+    assert found["choice"]["gpu"] == "l40" and found["choice"]["support"] != "seen"
+    assert found["measured"]["gpu"] == "h200_sxm" and found["measured"]["support"] == "seen"
+    assert found["measured"]["meets"] and found["measured"]["usd_per_hour"] > found["choice"]["usd_per_hour"]
+    out = " ".join(run(*words)[1].split())
+    assert "support extrapolated, by " in out and "measured 1 x h200_sxm, 4.00 USD/h" in out
+    assert "nothing measured on L40; borrowed from" in out
+    alone = " ".join(run(*words, "--gpus", "l40")[1].split())
+    assert "measured no setting that was measured end to end on its GPU" in alone
 
 
 @pytest.mark.parametrize(
@@ -68,6 +112,7 @@ def test_a_load_that_nothing_carries_is_an_answer(run: Run) -> None:
         ((*GOALS, "--dtype", "fp9"), "unknown number format of weights 'fp9'"),
         ((*GOALS, "--tp", "two"), "--tp takes whole numbers from 1 with commas, not 'two'"),
         ((*GOALS, "--max-gpus", "0"), "--max-gpus is 1 or more, not 0"),
+        ((*GOALS, "--budget", "0"), "--budget is USD per hour, above 0, not 0"),
         ((*GOALS, "--price", "h100_sxm"), "--price takes GPU=USD per hour, as in h100_sxm=2.5"),
         ((*GOALS, "--prices", "/nowhere.toml"), "no file /nowhere.toml"),
         ((*GOALS, "--disaggregated", "maybe"), "unknown --disaggregated 'maybe'"),

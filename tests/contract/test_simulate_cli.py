@@ -17,9 +17,9 @@ SMALL = ("llama-3.1-8b", "--gpu", "h100_sxm", "--request-rate", "8", "--num-prom
 KEYS = ("request_throughput", "output_throughput", "total_token_throughput", "completed", "duration")
 
 
-def told(run: Run, *words: str) -> dict[str, object]:
-    code, out, err = run("simulate", *words, "--json")
-    assert code == 0, err
+def told(run: Run, *words: str, code: int = 0) -> dict[str, object]:
+    ended, out, err = run("simulate", *words, "--json")
+    assert ended == code, err
     return json.loads(out)
 
 
@@ -64,9 +64,9 @@ def test_every_engine_is_shown_with_its_verdict(run: Run, stack: str) -> None:
 
 
 def test_engines_flags_have_their_names(run: Run) -> None:
-    one = told(run, *SMALL, "--max-num-seqs", "4", "--no-intervals")
+    one = told(run, *SMALL, "--max-num-seqs", "4", "--no-intervals", code=3)  # it cannot hold the load
     for flag in ("--max-running-requests", "--max-batch-size"):
-        assert told(run, *SMALL, flag, "4", "--no-intervals")["mean_ttft_ms"] == one["mean_ttft_ms"]
+        assert told(run, *SMALL, flag, "4", "--no-intervals", code=3)["mean_ttft_ms"] == one["mean_ttft_ms"]
     assert one["settings"]["max_num_seqs"] == 4  # type: ignore[index]
     assert one["binding"] == "max_num_seqs"
 
@@ -94,8 +94,8 @@ def test_pictures_and_timelines_are_written(run: Run, tmp_path: Path) -> None:
 
 def test_a_load_that_is_too_much_is_an_answer(run: Run) -> None:
     found = told(run, "llama-3.1-70b", "--gpu", "h100_sxm", "--tp", "4", "--request-rate", "60", "--num-prompts", "300",
-                 "--input-len", "3000", "--output-len", "100", "--no-intervals")  # fmt: skip
-    assert found["saturated"] is True
+                 "--input-len", "3000", "--output-len", "100", "--no-intervals", code=3)  # fmt: skip
+    assert found["saturated"] is True and found["meets"] is False
     assert str(found["verdict"]).startswith("cannot hold this load: at most ")
 
 
@@ -112,7 +112,6 @@ def test_a_load_that_is_too_much_is_an_answer(run: Run) -> None:
         (("llama-3.1-8b", "--gpu", "h100_sxm", "--request-rate", "2", "--prefill-tp", "2"), "--prefill-replicas"),
         (("llama-3.1-8b", "--gpu", "h100_sxm", "--request-rate", "2", "--requests-out", "x.txt"), "ending"),
         (("llama-3.1-8b", "--gpu", "h100_sxm", "--request-rate", "2", "--server", "none.json"), "no file none.json"),
-        (("llama-3.1-70b", "--gpu", "h100_sxm", "--request-rate", "2"), "leaves no memory for a KV cache"),
         (("bert-base", "--gpu", "h100_sxm", "--request-rate", "2", "--input-len", "100"), "encoder"),
         (("llama-2-7b", "--gpu", "h100_sxm", "--request-rate", "2", "--input-len", "5000"), "takes 4096"),
     ],
@@ -122,6 +121,50 @@ def test_what_is_wrong_is_said_in_one_line(run: Run, words: tuple[str, ...], sai
     assert code == 2
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("llama-3.1-70b",), "leaves no memory for a KV cache"),
+        (("llama-3.1-8b", "--input-len", "9000", "--num-gpu-blocks-override", "100"), "exceeds the KV cache of 1,600"),
+    ],
+)
+def test_what_does_not_fit_is_an_answer_of_its_own(run: Run, words: tuple[str, ...], said: str) -> None:
+    code, out, err = run("simulate", *words, "--gpu", "h100_sxm", "--request-rate", "2")
+    assert (code, out) == (3, "") and said in err and err.count("\n") == 1
+
+
+def test_goals_decide_the_exit_code(run: Run) -> None:
+    found = told(run, *SMALL, "--ttft-p99", "1s", "--tpot-mean", "50ms", "--no-intervals")
+    assert found["meets"] is True and [goal["met"] for goal in found["goals"]] == [True, True]  # type: ignore[attr-defined]
+    missed = told(run, *SMALL, "--ttft-p99", "1s", "--tpot-mean", "1ms", "--no-intervals", code=3)
+    assert missed["meets"] is False and [goal["met"] for goal in missed["goals"]] == [True, False]  # type: ignore[attr-defined]
+    code, out, _ = run("simulate", *SMALL, "--tpot-mean", "1ms", "--no-intervals")
+    assert code == 3 and "goals not met: TPOT mean" in out and "of 1.000 ms (missed)" in out
+    few = told(run, *SMALL, "--goodput", "ttft:1", "--no-intervals", code=3)
+    assert few["goodput_share"] == 0.0
+
+
+def test_the_verdict_is_of_capacity_and_throughput_has_its_interval(run: Run) -> None:
+    found, (_, out, _) = told(run, *SMALL), run("simulate", *SMALL)
+    most = found["capacity_requests_per_s"]
+    assert found["capacity_share"] == pytest.approx(8 / most, rel=0.35)  # type: ignore[operator]
+    idle = 1 - found["engine_busy"]  # type: ignore[operator]
+    how = "never idle" if idle < 0.01 else f"idle {idle:.0%} of the time"
+    assert f"holds the load; {how}, {found['capacity_share']:.0%} of capacity ({most:.1f} requests/s" in out
+    low, high = found["request_throughput_low"], found["request_throughput_high"]
+    assert f"({low:.2f} to {high:.2f}) requests/s" in out
+
+
+def test_a_service_holds_loads_below_its_capacity_only(run: Run) -> None:
+    words = (*SMALL[:3], "--input-len", "512", "--output-len", "64", "--num-prompts", "1500", "--no-intervals")
+    most = told(run, *words, "--request-rate", "4")["capacity_requests_per_s"]
+    assert told(run, *words, "--request-rate", str(0.75 * most))["saturated"] is False  # type: ignore[operator]
+    beyond = told(run, *words, "--request-rate", str(1.3 * most), code=3)  # type: ignore[operator]
+    assert beyond["saturated"] is True
+    twice = told(run, *words, "--request-rate", "4", "--replicas", "2")["capacity_requests_per_s"]
+    assert twice == pytest.approx(2 * most, rel=0.05)  # type: ignore[operator]
 
 
 def test_a_bad_trace_is_named_by_line_or_skipped(run: Run, tmp_path: Path) -> None:

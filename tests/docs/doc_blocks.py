@@ -3,7 +3,8 @@
 A block is run by its language:
 
 - ``console`` (or none, with lines that begin with ``$``): commands and what they print. A line ``…`` stands for any
-  lines, a ``…`` in a line for anything in it; all else is compared. ``$ cat FILE`` makes the file, or compares it.
+  lines, a ``…`` in a line for anything in it; all else is compared. ``$ cat FILE`` makes the file, or compares it;
+  ``$ echo $?`` shows the exit code of the command before it.
 - ``sh``: commands that must end well.
 - ``python``: run in one namespace a page; a ``text`` block right behind it is what it prints.
 - ``toml``, ``json``, ``csv``: parsed.
@@ -41,6 +42,7 @@ _FENCE = re.compile(
 )
 _WRITES = ("-o", "--output", "--plot", "--trace", "--timeline", "--requests-out")
 _ANY = "…"
+_EXIT_CODE = "echo $?"  # after a command: how it ended
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
@@ -169,13 +171,18 @@ class Page:
         self.faults.append(f"{self.name}:{block.line}: {what}")
 
     def _console(self, block: Block, previous: Block | None) -> None:
-        for step in steps(block.text):
+        listed = steps(block.text)
+        for at, step in enumerate(listed):
             words = shlex.split(step.command, comments=True)
             if words[0] == "cat":
                 self.cat(block, words[1], step.shown)
                 continue
+            if step.command == _EXIT_CODE:
+                continue
             code, printed = self._run_words(words)
             expected_code = 2 if any(line.startswith("kernelcast: error:") for line in step.shown) else 0
+            if at + 1 < len(listed) and listed[at + 1].command == _EXIT_CODE:
+                expected_code = int(listed[at + 1].shown[0])
             if code != expected_code:
                 self._fault(block, f"{step.command}: exit code {code}\n{printed}")
             elif any(step.shown) and (wrong := self._differs(step.shown, printed.splitlines())):

@@ -69,8 +69,8 @@ def shown(found: HtmlRepr) -> Read:
 def test_a_prediction_shows_its_answer_first() -> None:
     found = kc.predict(GEMM, "h200_sxm")
     page = shown(found)
-    assert page.rows[0] == ["predicted", f"{found.time_s * 1e6:.1f} µs",
-                            f"interval {found.low_s * 1e6:.1f} µs – {found.high_s * 1e6:.1f} µs"]  # fmt: skip
+    assert page.rows[0] == ["predicted", f"{found.time_s * 1e6:.0f} µs",
+                            f"interval {found.low_s * 1e6:.0f} µs – {found.high_s * 1e6:.0f} µs"]  # fmt: skip
     assert page.row(found.bound_by)[3] == "100%"
     assert page.bars == len(found.limits)  # a bar a pipeline
     assert page.row("support")[1].startswith(found.support) and "calls of this configuration" in page.row("evidence")[1]
@@ -85,7 +85,7 @@ def test_a_gpu_shows_its_numbers_with_their_sources() -> None:
 def test_a_batch_shows_times_parts_memory_and_evidence() -> None:
     found = kc.infer("llama-3.1-8b", gpu="h200_sxm", batch=8, input_len=512, output_len=32)
     page = shown(found)
-    assert page.row("total")[1] == f"{found.total.value * 1e3:.1f} ms" and " to " in page.row("total")[2]
+    assert page.row("total")[1] == f"{found.total.value * 1e3:.0f} ms" and " to " in page.row("total")[2]
     assert {"mlp", "attention", "projections"} <= {row[0] for row in page.rows}
     assert page.bars >= 4
     assert "GiB" in page.row("memory")[1] and "calls of" in page.row("evidence")[1]

@@ -132,8 +132,17 @@ def test_the_order_is_by_what_is_asked() -> None:
 
 def test_formats_are_those_that_a_gpu_has() -> None:
     found = kc.compare(SMALL, "h100_sxm,a100_sxm,t4", formats="all", batch=1)
-    kinds = {name: best(found, name).deployment.precision.weights for name in rows(found)}
-    assert kinds["a100_sxm"] in ("int8", "int4") and kinds["h100_sxm"] in ("fp8", "int8", "int4")
+    able: dict[str, list[str]] = {}
+    for row in found.rows:
+        able.setdefault(row.gpu.id, []).extend([row.best.deployment.precision.weights] if row.best else [])
+    assert set(able["h100_sxm"]) == {"bf16", "fp8", "int8", "int4"} and set(able["a100_sxm"]) == {
+        "bf16",
+        "int8",
+        "int4",
+    }
+    assert "fp16" in able["t4"] and not {"bf16", "fp8", "nvfp4"} & set(able["t4"])
+    assert able["a100_sxm"][0] in ("int8", "int4") and able["h100_sxm"][0] in ("fp8", "int8", "int4")  # the best first
+    assert len(found.rows) == 3 * 5
     own = kc.compare(SMALL, "h100_sxm,t4")
     assert best(own, "h100_sxm").deployment.precision.label == "bf16"
     assert rows(own)["t4"].best is None and "no bf16" in rows(own)["t4"].why

@@ -7,12 +7,20 @@ import re
 import runpy
 from pathlib import Path
 
+from kernelcast.app.questions.evidence import evidence
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_diagram_of_architecture_is_that_of_the_imports() -> None:
     made = runpy.run_path(str(DOCS / "import_graph.py"))
     assert (DOCS / "architecture.md").read_text() == made["page"](), "run: python docs/import_graph.py"
+
+
+def test_the_readme_counts_measured_calls_as_evidence_does() -> None:
+    entries, page = evidence(), " ".join((DOCS.parent / "README.md").read_text().split())
+    calls = f"{sum(entry.calls for entry in entries) / 1e6:.1f} million measured calls"
+    assert f"fitted on {calls} (public campaigns on {len({entry.gpu for entry in entries})} GPUs" in page
 
 
 def test_every_package_is_described() -> None:

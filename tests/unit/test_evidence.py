@@ -12,6 +12,7 @@ import pytest
 import kernelcast as kc
 from kernelcast.forecast.evidence import (
     Evidence,
+    EvidenceMatch,
     MeasuredConfiguration,
     Substitution,
     beyond,
@@ -22,6 +23,7 @@ from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.ops import kernel_class
 from kernelcast.ops.base import columns_of
 from kernelcast.ops.kernel_selection import kernel_choice
+from kernelcast.schedule import EvidenceSummary
 from kernelcast.stacks import stack
 
 DECODE = {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -303,3 +305,28 @@ def test_a_whole_model_tells_what_it_rests_on() -> None:
     assert rests.to_dict()["kinds"][0]["op"] == "gemm"
     parts = [ran.interval for one in found.passes for ran in one.kernels if ran.part == "host"]
     assert parts and all(span.low < span.value < span.high for span in parts)  # other hosts are slower
+
+
+# ---- of a whole run, in words ----
+def match(asked: str, measured: str, *changes: tuple[str, str | None, str | None], new: int = 0) -> EvidenceMatch:
+    entry = kc.evidence(op="silu_mul", gpu=measured)[0]
+    return EvidenceMatch({}, entry=entry, substituted=changes, distance=len(changes) + new, gpu=asked)
+
+
+def test_a_summary_counts_only_what_was_measured_on_the_gpu() -> None:
+    own = match("h200_sxm", "h200_sxm")
+    assert own.entry is not None
+    other = match("h200_sxm", "h100_sxm", ("dtype", "bf16", "fp16"), ("gpu", "h200_sxm", "h100_sxm"))
+    whole = EvidenceSummary(((own, 0.9), (other, 0.1)), {"seen": 0.9, "extrapolated": 0.1})
+    assert whole.text.startswith(f"{own.entry.calls:,} calls of 1 configuration; ")
+    assert whole.text.endswith("; 10% borrowed from H100 80GB HBM3; of the time 90% seen, 10% extrapolated")
+    assert whole.changes == ["silu_mul in fp16 for bf16 (10.0%)"]
+
+
+def test_a_gpu_that_was_not_measured_shows_no_counts_of_others() -> None:
+    borrowed = match("rtx_4090", "h200_sxm", ("gpu", "rtx_4090", "h200_sxm"), new=1)
+    assert EvidenceSummary(((borrowed, 1.0),), {"extrapolated": 1.0}).text == (
+        "nothing measured on RTX 4090; borrowed from H200; of the time 100% extrapolated"
+    )
+    of_another = match("mine", "h200_sxm", ("gpu", "mine", "h200_sxm"))  # a GPU of a file, whose family was measured
+    assert EvidenceSummary(((of_another, 1.0),), {"near": 1.0}).text.startswith("none of it was measured on mine; ")

@@ -18,7 +18,8 @@ from kernelcast.inference.forward import forward
 from kernelcast.inference.infer import infer, infer_many
 from kernelcast.inference.memory import read_weight_bytes, weight_bytes
 from kernelcast.inference.workload import Speculation, Workload
-from kernelcast.models.layers import LayerRun
+from kernelcast.models import model
+from kernelcast.models.layers import LatentAttention, LayerRun, SelfAttention
 from kernelcast.stacks import stack
 
 # ---- parts and totals ----
@@ -132,11 +133,13 @@ def test_rates_follow_from_the_times() -> None:
     assert told["requests_per_s"] == pytest.approx(2 / told["total_s"])
 
 
-def test_mfu_counts_two_flops_a_weight_and_token() -> None:
-    # 1000 prompts' tokens + 9 decoded through 7,504,658,432 - 525,336,576 weights of layers; 10 rows of the head
+def test_mfu_counts_two_flops_a_weight_and_token_and_attention() -> None:
+    # 1000 prompts' tokens + 9 decoded through 7,504,658,432 - 525,336,576 weights of layers; 10 rows of the head;
+    # scores and values of 32 heads of 128 in 32 layers: 1000 queries over 1000 keys, then one over 1001 .. 1009
     found = infer(deployed(), Workload.equal(1, 1000, 10))
     layers = 7_504_658_432 - 128256 * 4096
-    assert found.flops == 2 * layers * 1009 + 2 * 128256 * 4096 * 10
+    pairs = 1000 * 1000 + sum(range(1001, 1010))
+    assert found.flops == 2 * layers * 1009 + 2 * 128256 * 4096 * 10 + 32 * 4 * 32 * 128 * pairs
     peak = 132 * 4096 * 1.83e9
     assert found.mfu == pytest.approx(found.flops / found.total.value / peak)
 
@@ -146,6 +149,25 @@ def test_mfu_of_a_gpu_without_bf16_is_of_its_fp16() -> None:
     assert gpu.tensor_flops_per_s("bf16") == 0
     found = infer(deployed("llama-2-7b", on="v100_sxm", dtype="fp16"), Workload.equal(1, 100, 2))
     assert found.mfu == pytest.approx(found.flops / found.total.value / gpu.tensor_flops_per_s("fp16"))
+
+
+def test_mfu_is_relative_to_the_peak_of_each_format() -> None:
+    # FP8 products of the layers at the FP8 peak of an H100; the head and attention at that of bf16
+    work, gpu = Workload.equal(1, 1000, 1), kc.gpu("h100_sxm")
+    found = infer(deployed(dtype="fp8"), work)
+    layers = 2 * (7_504_658_432 - 128256 * 4096) * 1000
+    at_peak_s = layers / gpu.tensor_flops_per_s("fp8") + (found.flops - layers) / gpu.tensor_flops_per_s("bf16")
+    assert found.mfu == pytest.approx(at_peak_s / found.total.value)
+
+
+def test_a_window_and_a_selection_bound_the_keys_that_attention_counts() -> None:
+    # 8 heads of 64: 4 FLOPs for each of 512 columns and key; a window of 100 of 1,000 keys
+    assert SelfAttention(8, 2, 64).query_flops(1000) == 4 * 512 * 1000
+    assert SelfAttention(8, 2, 64, window=100).query_flops(1000) == 4 * 512 * 100
+    # DeepSeek-V3.2: 128 heads of 192 and 128 over 2,048 keys; its indexer's 64 heads of 128 score all 10,000
+    sparse = next(r.layer.attention for r in model("deepseek-v3.2").layers)
+    assert isinstance(sparse, LatentAttention)
+    assert sparse.query_flops(10_000) == 2 * 128 * (192 + 128) * 2048 + 2 * 64 * 128 * 10_000
 
 
 def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,13 @@ from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment
 from kernelcast.models import hub_name, model
 from kernelcast.models.precision import Precision
-from kernelcast.search.goals import Goal, parse_ms, worst
 from kernelcast.search.layouts import layouts
 from kernelcast.search.plan.bounds import EngineBounds, LoadSummary
 from kernelcast.search.plan.commands import commands
-from kernelcast.search.plan.plan import Plan, plan
+from kernelcast.search.plan.plan import Plan, plan, surer_of
 from kernelcast.search.plan.simulator import ServiceSimulator, share_of
 from kernelcast.search.plan.space import EngineOption, SearchSpace, ServiceCandidate
+from kernelcast.serving.goals import Goal, parse_ms, worst
 from kernelcast.serving.load import Load
 from kernelcast.serving.service import engine_settings
 from kernelcast.serving.simulate import simulate
@@ -110,6 +113,62 @@ def test_what_more_money_buys_and_where_it_breaks() -> None:
     assert costs == sorted(costs) and shares == sorted(shares, reverse=True)
     assert found.load.request_rate <= found.headroom.holds < found.headroom.breaks
     assert found.headroom.binds in ("KV cache", "max_num_seqs", "compute")
+
+
+def price(usd: float) -> Price:
+    return Price(usd, "2026-01-01", "a test")
+
+
+def test_the_best_measured_plan_stands_beside_one_that_nobody_measured() -> None:
+    found = asked(6.0, 500, 60, prices={"l40": price(0.5), "h100_nvl": price(2.0), "h200_sxm": price(4.0)}, max_gpus=2)
+    assert found.choice is not None and found.choice.support == "extrapolated"
+    assert [run.support for run in found.better_known] == ["seen", "near"]
+    assert found.measured is found.better_known[0] and found.measured.meets
+    assert [run.candidate.engine.deployment.gpu.id for run in found.better_known] == ["h200_sxm", "h100_nvl"]
+    costs = [*(run.usd_per_hour for run in found.better_known), found.choice.usd_per_hour]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_at_the_same_price_the_measured_gpu_is_chosen() -> None:
+    found = asked(6.0, 500, 60, prices={"b200_sxm": price(4.0), "h200_sxm": price(4.0)}, max_gpus=1)
+    assert found.choice is not None and found.choice.candidate.engine.deployment.gpu.id == "h200_sxm"
+    assert found.choice.support == "seen" and found.measured is found.choice and not found.better_known
+
+
+def run_of(usd: float, support: str, share: float, slow: float) -> Any:
+    return SimpleNamespace(usd_per_hour=usd, support=support, share=share, slow_share=slow, sure=slow <= 1)
+
+
+def test_what_is_called_surer_is_surer() -> None:
+    choice = run_of(2.0, "near", 0.8, 1.5)
+    guessed, wide = run_of(2.5, "extrapolated", 0.2, 0.4), run_of(2.6, "near", 0.3, 0.9)
+    misses, good, dear = run_of(2.7, "seen", 0.9, 1.1), run_of(3.0, "near", 0.5, 0.7), run_of(4.0, "seen", 0.3, 0.4)
+    assert surer_of(choice, [guessed, wide, misses, dear, good]) is good  # not on worse evidence, nor a wider interval
+    assert surer_of(choice, [guessed, wide, misses]) is None
+    assert surer_of(run_of(2.0, "near", 0.5, 0.9), [dear]) is None  # it is sure itself
+
+
+def test_a_surer_plan_meets_the_goals_at_the_slow_end_on_no_worse_evidence() -> None:
+    prices, levels = {"h100_sxm": price(4.0)}, ("seen", "near", "extrapolated")
+    first = asked(20.0, 2000, 40, prices=prices).choice
+    assert first is not None  # a goal between its likely time and that at the slow end
+    ends = [metrics["p99_tpot_ms"] for metrics in (first.simulation.metrics, first.simulation.high)]
+    found = asked(20.0, 2000, float(np.sqrt(ends[0] * ends[1])), prices=prices)
+    assert found.choice is not None and found.choice.sure is False and found.surer is not None
+    assert found.surer.sure and found.surer.slow_share <= 1 < found.choice.slow_share
+    assert levels.index(found.surer.support or "") <= levels.index(found.choice.support or "")
+
+
+def test_a_budget_is_kept() -> None:
+    free = asked(20.0, 400, 30)
+    assert free.choice is not None
+    kept = asked(20.0, 400, 30, budget=free.choice.usd_per_hour)
+    assert kept.choice is not None and kept.choice.usd_per_hour == free.choice.usd_per_hour
+    assert all(run.usd_per_hour <= free.choice.usd_per_hour + 1e-9 for run in kept.front)
+    short = asked(20.0, 400, 30, budget=free.choice.usd_per_hour - 0.1)
+    assert short.choice is None and short.best_effort is not None and short.best_effort.nearest is not None
+    assert short.best_effort.nearest.usd_per_hour < free.choice.usd_per_hour and short.best_effort.rate < 20
+    assert short.settings == sum(short.discarded.values())
 
 
 def test_a_limit_that_binds_is_named() -> None:
@@ -250,10 +309,22 @@ def test_vllm_is_started_with_its_own_flags() -> None:
 
 def test_sglang_counts_all_ranks() -> None:
     (line,) = commands(chosen("sglang", "deepseek-v3", tp=2, dp=4, ep=8), "deepseek-ai/DeepSeek-V3")
-    for flag in ("-m sglang.launch_server", "--tp 8", "--dp 4", "--enable-dp-attention", "--ep 8",
+    for flag in ("-m sglang.launch_server", "--tp-size 8", "--dp-size 4", "--enable-dp-attention", "--ep-size 8",
                  "--max-running-requests 512", "--chunked-prefill-size 16384"):  # fmt: skip
         assert flag in line, flag
     assert "--quantization" not in line  # its checkpoint is fp8 already
+
+
+def test_sglang_takes_its_flags() -> None:
+    """Several of its flags begin with --pp, which argparse refuses as an abbreviation (server_args.py)."""
+    server = argparse.ArgumentParser()
+    for size in ("tensor", "pipeline", "data", "expert"):
+        server.add_argument(f"--{size}-parallel-size", f"--{size[0]}p-size", type=int, default=1)
+    server.add_argument("--pp-max-micro-batch-size", type=int)
+    server.add_argument("--pp-async-batch-depth", type=int)
+    (line,) = commands(chosen("sglang", "llama-3.1-70b", tp=2, pp=2), "meta-llama/Llama-3.1-70B")
+    taken, _ = server.parse_known_args(shlex.split(line)[3:])
+    assert (taken.tensor_parallel_size, taken.pipeline_parallel_size) == (2, 2)
 
 
 def test_tensorrt_names_its_own() -> None:

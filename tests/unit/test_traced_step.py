@@ -80,7 +80,7 @@ def test_what_it_holds_and_whether_it_fits() -> None:
     assert step.memory.fits and step.memory.used_bytes == pytest.approx(1.05 * 2 * 4096**2 + 1.2e9)
     large = replace(step.trace, footprint=Footprint(parameters=200 * 10**9))
     assert not run_step(large, H200, oversized=True).memory.fits
-    with pytest.raises(KernelcastError, match=r"needs 211\.2 GB at its peak \(parameters 200\.0\), 60\.4 GB more than"):
+    with pytest.raises(KernelcastError, match=r"needs 196\.7 GiB at its peak \(parameters 186\.3\), 56\.3 GiB more"):
         run_step(large, H200)
 
 

@@ -198,16 +198,15 @@ class EndToEnd:
     def level(self, setting: Setting) -> str:
         """Seen: a run of this engine, release, GPU, model class and parallel axes was measured. Near: one of this
         engine that differs in one of these, on the same class of GPU. Else extrapolated."""
-        differences = (
-            sum(
-                getattr(run, name) != getattr(setting, name)
-                for name in ("release", "gpu", "model_class", "parallel_axes")
-            )
-            + (run.gpu_class != setting.gpu_class)
-            for run in self.runs
-            if run.engine == setting.engine
-        )
-        return LEVELS[min(min(differences, default=EXTRAPOLATED), EXTRAPOLATED)]
+        differs = self.differences(setting)
+        return LEVELS[EXTRAPOLATED if differs is None else min(len(differs), EXTRAPOLATED)]
+
+    def differences(self, setting: Setting) -> tuple[str, ...] | None:
+        """What the nearest measured run of this engine differs in; None: none of this engine was measured."""
+        runs = (run for run in self.runs if run.engine == setting.engine)
+        each = (tuple(text for name, text in _DIFFERENCES.items() if getattr(run, name) != getattr(setting, name))
+                for run in runs)  # fmt: skip
+        return min(each, key=len, default=None)
 
     @functools.cached_property
     def _by_key(self) -> Mapping[tuple[str | None, ...], Spread]:
@@ -220,6 +219,8 @@ class EndToEnd:
         return next((known[key] for key in keys if key in known), EXACT)
 
 
+_DIFFERENCES = {"release": "release", "gpu": "GPU", "model_class": "class of model", "parallel_axes": "parallelism",
+                "gpu_class": "class of GPU"}  # fmt: skip
 _COLUMNS = tuple(each.name for each in fields(Setting))
 _UNIT = re.compile("_(s|us|ms)$")
 
@@ -249,16 +250,18 @@ def end_to_end() -> EndToEnd:
 
 @dataclass(frozen=True)
 class WholeSupport:
-    """Support of a whole answer: of its kernels, of the run as a whole, and of each aspect."""
+    """Support of a whole answer: of its kernels, of the run as a whole, and of each aspect. ``differs``: what the
+    nearest measured run differs in."""
 
     kernels: str
     run: str
     aspects: Mapping[str, str]
+    differs: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, setting: Setting, kernels: str) -> WholeSupport:
         evidence = end_to_end()
-        return cls(kernels, evidence.level(setting), evidence.aspects(setting))
+        return cls(kernels, evidence.level(setting), evidence.aspects(setting), evidence.differences(setting) or ())
 
     @property
     def level(self) -> str:

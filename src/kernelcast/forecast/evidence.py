@@ -10,7 +10,7 @@ figures.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -107,6 +107,24 @@ class EvidenceMatch:
     low: float = 0.0
     high: float = 0.0
     distance: int = 0  # choices substituted, a GPU that was not measured, a new generation
+    gpu: str = ""  # that was asked about
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether what was measured was so on another GPU."""
+        return self.entry is not None and bool(self.gpu) and self.entry.gpu != self.gpu
+
+    @property
+    def gpu_is_new(self) -> bool:
+        """Whether nothing of this family was measured on the GPU."""
+        return self.distance > len(self.substituted)
+
+    @property
+    def stand_in(self) -> str:
+        """'in fp16 for bf16, of torch for flashinfer': choices that another one stands in for; but for the GPU."""
+        others = [change for change in self.substituted if change[0] != "gpu"]
+        return ", ".join(f"{_STAND_IN.get(name, f'with {name}')} {answered or 'not given'} for {asked or 'not given'}"
+                         for name, asked, answered in others)  # fmt: skip
 
     @property
     def answered_as(self) -> dict[str, dict[str, str | None]]:
@@ -120,11 +138,13 @@ class EvidenceMatch:
     @property
     def text(self) -> str:
         """'backend flashinfer for fa2, paged yes': the choices filled in or substituted."""
-        parts = []
-        for name, pair in self.answered_as.items():
-            asked = f" for {pair['asked']}" if pair["asked"] is not None else ""
-            parts.append(f"{name} {pair['answered'] or 'not given'}{asked}")
-        return ", ".join(parts)
+        return _changes_text((name, pair["asked"], pair["answered"]) for name, pair in self.answered_as.items())
+
+    @property
+    def filled_in(self) -> str:
+        """The same of the choices filled in alone."""
+        changed = {name for name, *_ in self.substituted}
+        return _changes_text(change for change in self.filled if change[0] not in changed)
 
     @property
     def evidence(self) -> dict[str, Any] | None:
@@ -132,6 +152,12 @@ class EvidenceMatch:
         return self.entry.to_dict() if self.entry else None
 
 
+def _changes_text(changes: Iterable[Change]) -> str:
+    return ", ".join(f"{name} {answered or 'not given'}{f' for {asked}' if asked is not None else ''}"
+                     for name, asked, answered in changes)  # fmt: skip
+
+
+_STAND_IN = {"dtype": "in", "stack": "of"}  # how a choice of such a name is put; others: with NAME
 UNMATCHED = EvidenceMatch({})  # with the choices that the calls have, whatever was measured
 
 
@@ -293,7 +319,7 @@ class Evidence:
         for index, (entry, changes, fills, cost) in enumerate(self._differences(kernel, full, open_choices)):
             ranked.append((round(cost + gpu_cost[entry.gpu], 6), fills, -entry.calls, index, changes))
         if not ranked:
-            return 0.0, [EvidenceMatch(full, _filled(requested, full), distance=2)]
+            return 0.0, [EvidenceMatch(full, _filled(requested, full), distance=2, gpu=target.id)]
         least = min(cost for cost, *_ in ranked)
 
         def order(each: tuple[float, Fills, int, int, list[Change]]) -> tuple[Fills, bool, int, int]:
@@ -328,6 +354,7 @@ class Evidence:
                     low=float(np.sqrt(sum(cost.low**2 for cost in costs))),
                     high=float(np.sqrt(sum(cost.high**2 for cost in costs))),
                     distance=len(substituted) + new,
+                    gpu=target.id,
                 )
             )
         return least, matches

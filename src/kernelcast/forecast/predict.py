@@ -160,7 +160,7 @@ def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditi
 
 
 def too_large_text(op: str, footprint_bytes: float, gpu: Gpu) -> str:
-    return f"{op} needs {footprint_bytes / 1e9:,.1f} GB, but {gpu.id} has {gpu.dram_bytes / 1e9:,.1f} GB"
+    return f"{op} needs {footprint_bytes / 2**30:,.1f} GiB, but {gpu.id} has {gpu.dram_bytes / 2**30:,.1f} GiB"
 
 
 def _group_key(call: Kernel) -> tuple[Any, ...]:

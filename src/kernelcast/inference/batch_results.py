@@ -17,6 +17,7 @@ from kernelcast.inference.memory import cache_bytes, does_not_fit, read_weight_b
 from kernelcast.inference.pass_times import PHASES, PassGroup, PassTime, PassTimes
 from kernelcast.inference.workload import RequestColumns, Workload, image_passes, sum_by_owner, workload_passes
 from kernelcast.machine.analyse import PIPELINES
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 from kernelcast.results import MOST, SUPPORT
 from kernelcast.schedule import Memory, Share
@@ -236,18 +237,35 @@ class BatchResults:
 
     @cached_property
     def flops(self) -> Array:
-        """2 for each weight that a token passes; attention's products left out, as is usual for MFU."""
-        model, requests = self.deployment.model, self.requests
-        active = model.active_parameters
-        per_token = 2.0 * (active.attention + active.mlp + active.experts)
-        tokens = requests.total(requests.inputs - requests.cached + requests.outputs - 1)
-        return per_token * tokens + 2.0 * model.hidden * model.vocab * self.output_tokens
+        """Model FLOPs: 2 for each weight that a token passes, and attention's scores and values (docs/method.md)."""
+        return np.sum([flops for _, flops in self._products()], axis=0)
+
+    def _products(self) -> Iterator[tuple[str, Array]]:
+        """Model FLOPs of each workload, by the format that they multiply in."""
+        model, requests, precision = self.deployment.model, self.requests, self.deployment.precision
+        active, new, steps = model.active_parameters, requests.inputs - requests.cached, requests.outputs - 1
+        tokens = requests.total(new + steps)
+        yield precision.weights, 2.0 * active.attention * tokens
+        yield precision.mlp_weights, 2.0 * active.mlp * tokens
+        yield precision.expert_weights, 2.0 * active.experts * tokens
+        yield "bf16", 2.0 * model.hidden * model.vocab * self.output_tokens
+        for run in model.distinct_layers:
+            if run.layer.attention:  # a causal mask is not subtracted
+                prefill = new * run.layer.attention.query_flops(requests.inputs)
+                decode = steps * run.layer.attention.query_flops(requests.inputs + requests.outputs / 2)
+                yield "bf16", run.count * requests.total(prefill + decode)
 
     @cached_property
     def mfu(self) -> Array:
-        """Model FLOPs utilisation: the model's matrix products over the peak of all GPUs in the whole time."""
-        peak = self.deployment.layout.gpus * self.deployment.gpu.mfu_flops_per_s
-        return self.flops / (self.total_s[0] * peak)
+        """Model FLOPs utilisation: the share of the time that the model FLOPs take at the peak of their formats."""
+        at_peak_s = np.sum([flops / self._peak(dtype) for dtype, flops in self._products()], axis=0)
+        return np.asarray(at_peak_s / (self.total_s[0] * self.deployment.layout.gpus))
+
+    def _peak(self, dtype: str) -> float:
+        """FLOP/s of products in a format, as this GPU runs it; of 16 bits where it has no such products."""
+        gpu = self.deployment.gpu
+        runs = find_dtype(self.deployment.precision.runs(dtype, gpu))
+        return gpu.tensor_flops_per_s(runs.math) or gpu.mfu_flops_per_s
 
     @cached_property
     def decode_bytes(self) -> Array:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.end_to_end import WholeSupport
@@ -21,7 +21,7 @@ from kernelcast.inference.batch_results import BatchResults
 from kernelcast.inference.deployment import nvlink_domain
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import Inference, infer_many
-from kernelcast.inference.memory import DoesNotFit, cache_bytes
+from kernelcast.inference.memory import cache_bytes
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.results import HtmlRepr, Interval, Renamed, independent, support_of
 from kernelcast.schedule import EvidenceSummary, KernelTime, Memory, Share, shares

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.workload import RequestColumns, Workload
@@ -123,14 +123,6 @@ def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> A
     between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * number_bytes
     logits = logit_rows * model.vocab * deployment.stack.logit_bytes
     return np.maximum(between, logits) + tokens * workspace * number_bytes
-
-
-class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong
-    """A batch needs more memory than available; ``memory`` is what it needs."""
-
-    def __init__(self, said: str, memory: Memory) -> None:
-        super().__init__(said)
-        self.memory = memory
 
 
 def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> DoesNotFit:

@@ -1,7 +1,8 @@
 """Token mixers that attend: frozen values that know their weights and their cache.
 
 ``cache_bytes`` is what one sequence occupies on one of ``tp`` GPUs: keys and values in the format of the KV cache
-(``value_bytes`` each), and what has another format.
+(``value_bytes`` each), and what has another format. ``query_flops``: of scores and values of one token's queries with
+``keys`` tokens before them, on all GPUs.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class SelfAttention:
         cached = np.minimum(context_tokens, self.window) if self.window else context_tokens
         return self.cache_values_per_token * cached / min(tp, self.kv_heads) * value_bytes
 
+    def query_flops(self, keys: Any) -> Any:
+        return 4.0 * self.q_width * (np.minimum(keys, self.window) if self.window else keys)
+
     def weights(self, hidden: int) -> int:
         matrices = hidden * (self.qkv_width + self.q_width)
         biases = (self.qkv_width if self.qkv_bias else 0) + (hidden if self.out_bias else 0)
@@ -93,6 +97,10 @@ class Indexer:
     def key_bytes(self) -> float:
         """One key that all heads share, in fp8 with its scales whatever the KV cache's format: 132 bytes of 128."""
         return 0.0 if self.shared else self.head_dim + 4.0 * -(-self.head_dim // _FP8_BLOCK)
+
+    def query_flops(self, keys: Any) -> Any:
+        """Every key is scored."""
+        return 2.0 * self.heads * self.head_dim * keys
 
     def weights(self, hidden: int, q_lora_rank: int) -> int:
         """wq_b, wk with its layernorm, weights_proj."""
@@ -133,6 +141,13 @@ class LatentAttention:
         """A latent is not sharded: every GPU has it, and the indexer's keys."""
         index_bytes = self.indexer.key_bytes if self.indexer else 0.0
         return context_tokens * (self.cache_values_per_token * value_bytes + index_bytes)
+
+    def query_flops(self, keys: Any) -> Any:
+        """With the keys and values of all heads, as the model is written; kernels that absorb them do more."""
+        each = 2.0 * self.q_heads * (self.qk_head_dim + self.v_head_dim)
+        if self.indexer is None:
+            return each * keys
+        return each * np.minimum(keys, self.indexer.topk) + self.indexer.query_flops(keys)
 
     def weights(self, hidden: int) -> int:
         q_width, v_width = self.q_heads * self.qk_head_dim, self.q_heads * self.v_head_dim
@@ -196,6 +211,12 @@ class CompressedAttention:
         each = self.head_dim * value_bytes + (self.indexer.key_bytes if self.indexer else 0.0)
         return window + context_tokens // self.ratio * each + self.state_values * _PARTIAL_BYTES
 
+    def query_flops(self, keys: Any) -> Any:
+        compressed = keys // self.ratio if self.ratio else 0
+        scored = self.indexer.query_flops(compressed) if self.indexer else 0.0
+        chosen = np.minimum(compressed, self.indexer.topk) if self.indexer else compressed
+        return 4.0 * self.q_heads * self.head_dim * (np.minimum(keys, self.window) + chosen) + scored
+
     def _compressor(self, hidden: int, width: int) -> int:
         """kv and gate projections, the bias of each position in the window, and a norm."""
         return self.series * width * (2 * hidden + self.ratio) + width
@@ -245,6 +266,10 @@ class BlockSparseAttention:
         """Every GPU has the index key, in the KV cache's format."""
         index = context_tokens * self.index_dim * value_bytes
         return self.dense.cache_bytes(context_tokens, value_bytes, tp) + index
+
+    def query_flops(self, keys: Any) -> Any:
+        chosen = np.minimum(keys, self.topk_blocks * self.block)
+        return self.dense.query_flops(chosen) + 2.0 * self.index_heads * self.index_dim * keys
 
     def weights(self, hidden: int) -> int:
         """Weights of dense attention, and q and k of the index heads with their norms."""

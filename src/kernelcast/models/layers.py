@@ -52,6 +52,9 @@ class Parallel:
     def cache_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
         return sum(mixer.cache_bytes(context_tokens, value_bytes, tp) for mixer in (self.attention, self.recurrent))
 
+    def query_flops(self, keys: Any) -> Any:
+        return self.attention.query_flops(keys) + self.recurrent.query_flops(keys)
+
     def weights(self, hidden: int) -> int:
         return self.attention.weights(hidden) + self.recurrent.weights(hidden)
 

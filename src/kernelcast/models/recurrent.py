@@ -41,6 +41,10 @@ class RecurrentMixer(ABC):
         """Numbers of a sequence's state, whatever its length."""
         return self.matrix_values + self.conv_values
 
+    def query_flops(self, keys: Any) -> Any:
+        """A token updates the state and reads it, however many came before."""
+        return 4.0 * self.matrix_values + 0.0 * keys
+
     def cache_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
         """Heads are sharded over tp; an array of contexts gives an array."""
         state_bytes = self.matrix_values * find_dtype(self.state_dtype).act_bytes + self.conv_values * _CONV_BYTES

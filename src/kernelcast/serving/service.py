@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.files import complete
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, metric_quantity, widened
 from kernelcast.hardware import Gpu
@@ -111,7 +111,7 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
     each = sum(cache_bytes(model, context) for model in models) * deployment.layout.dp / context
     if room <= 0:
         gib = 2**30
-        raise KernelcastError(
+        raise DoesNotFit(
             f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
             f"cache: weights take {weights / gib:.1f} GiB, steps of {tokens:,} tokens "
             f"{held['activation'] / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
@@ -184,6 +184,11 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
 ROUTERS = ("round_robin", "least_loaded", "cache_aware")
 
 
+def whole_support(setting: Setting, kernels: EvidenceSummary) -> WholeSupport:
+    """Support of a run by its setting and the evidence behind its kernels."""
+    return WholeSupport.of(setting, support_of((share, level) for level, share in kernels.support.items()))
+
+
 @dataclass(frozen=True)
 class EnginePool:
     """Equal engines. ``settings`` not given: those of the stack's launcher."""
@@ -234,8 +239,7 @@ class Service:
 
     def supports(self, load: Load, kernels: EvidenceSummary) -> WholeSupport:
         """Of its kernels, and of a run as a whole."""
-        level = support_of((share, level) for level, share in kernels.support.items())
-        return WholeSupport.of(self.setting(load), level)
+        return whole_support(self.setting(load), kernels)
 
     def interval(self, load: Load, metric: str, values: Sequence[float], measured: bool) -> tuple[float, float]:
         """Both ends of a metric: ``values``: as forecast, then at both ends of every step. ``measured``: this server

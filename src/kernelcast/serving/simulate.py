@@ -11,13 +11,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.end_to_end import WholeSupport
 from kernelcast.inference.workload import Speculation
 from kernelcast.results import HtmlRepr, Renamed
 from kernelcast.schedule import EvidenceSummary
+from kernelcast.serving.capacity import saturating
 from kernelcast.serving.engine import Engine
+from kernelcast.serving.goals import Goal, worst
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import LatencyGoals, RequestTimes, StepLog, metrics
 from kernelcast.serving.scheduler import Request, Scheduler
@@ -232,6 +234,8 @@ class Simulation(Renamed, HtmlRepr):
     rests_on: EvidenceSummary | None = None
     predictor: str = "learned"
     complete: bool = True
+    capacity: float | None = None  # requests per second at most; None: not run
+    targets: tuple[Goal, ...] = ()
     _renamed = {"served": "request_times", "notes": "step_log"}
 
     def stage(self, number: int) -> dict[str, float]:
@@ -247,6 +251,27 @@ class Simulation(Renamed, HtmlRepr):
         engines = max(self.step_log.engine) + 1
         lasted = max(self.step_log.end_s) - min(self.step_log.start_s)
         return float(np.sum(np.array(self.step_log.end_s) - np.array(self.step_log.start_s)) / (engines * lasted))
+
+    @cached_property
+    def capacity_share(self) -> float | None:
+        """The load over the capacity: with continuous batching an engine runs steps all the time, and is far below its
+        capacity while they are small."""
+        if not self.capacity or not self.complete:
+            return None
+        offered, limited = self.load.request_rate, self.load.max_concurrency
+        rate = offered if math.isfinite(offered) and not limited else self.metrics["request_throughput"]
+        return float(min(1.0, rate / self.capacity))
+
+    @cached_property
+    def attained(self) -> float | None:
+        """Share of the requests that keep every limit of goodput; None without such limits."""
+        return float(self.request_times.good(self.goals).mean()) if self.goals.given else None
+
+    @property
+    def meets(self) -> bool:
+        """Whether it holds the load, every goal is met, and limits of goodput are kept by enough of the requests."""
+        missed = bool(self.targets) and worst(self.targets, self.metrics)[1] > 1
+        return not self.saturated and not missed and (self.attained is None or self.attained >= ATTAINMENT)
 
     @cached_property
     def binding(self) -> str:
@@ -281,6 +306,7 @@ class Simulation(Renamed, HtmlRepr):
         return float(served.arrival_s.max()) < float(served.last_token_s.min())
 
 
+ATTAINMENT = 0.9  # of the requests, that keep limits of goodput where they count as met (DistServe's SLO attainment)
 _FEW = 50  # requests from which a trend can be progress
 _SLOWED = 3.0  # times that the last fifth waits longer than the first
 _OF_SERVICE = 0.25  # share of the time that a request takes once it is scheduled
@@ -291,9 +317,10 @@ Progress = Callable[[str, int], None]  # which run, and how many requests of it 
 
 
 def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, goals: LatencyGoals = _NONE,
-             seed: int = 0, intervals: bool = True, tables: StepTimeTables | None = None,
-             progress: Progress | None = None) -> Simulation:  # fmt: skip
-    """Simulate ``load`` on ``service``. ``intervals``: two more runs, at both ends of the interval of every step.
+             targets: Sequence[Goal] = (), seed: int = 0, intervals: bool = True, capacity: bool = False,
+             tables: StepTimeTables | None = None, progress: Progress | None = None) -> Simulation:  # fmt: skip
+    """Simulate ``load`` on ``service``. ``goals``: limits of a request, for goodput; ``targets``: of the whole load.
+    ``intervals``: two more runs, at both ends of the interval of every step; ``capacity``: one more, with all at once.
     An interrupt ends the current run; finished requests are kept, and the result is marked as incomplete."""
     check(service, load)
     tables = tables or step_time_tables(conditions)
@@ -310,8 +337,15 @@ def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, 
     likely = metrics(served, cluster.step_log, None, goals)
     steps = cluster.decode_engines[0].times
     low, high = _intervals(service, load, likely, ends, steps.measured) if len(ends) == 2 else ({}, {})
+    most = None
+    if capacity and complete and not service.offline:
+        part, requests, parts = saturating(service, load)
+        full = Cluster(part, requests, tables, "likely", seed)
+        complete = _run(full, "likely", None)
+        done_s = max(request.last_s for request in full.requests)
+        most = parts * len(requests) / done_s if complete else None
     return Simulation(service, load, served, cluster.step_log, goals, likely, low, high, steps.rests_on,
-                      steps.predictor, complete)  # fmt: skip
+                      steps.predictor, complete, most, tuple(targets))  # fmt: skip
 
 
 def _run(cluster: Cluster, variant: str, progress: Progress | None) -> bool:
@@ -350,7 +384,7 @@ def _check_pool(pool: EnginePool, load: Load) -> None:
         )
     held = settings.kv_tokens // pool.deployment.layout.pp
     if load.longest > held:
-        raise KernelcastError(
+        raise DoesNotFit(
             f"a request of {load.longest:,} tokens exceeds the KV cache of {held:,} tokens that "
             f"{pool.deployment.layout.gpus} x {pool.deployment.gpu.id} leave to {model.name}; take more GPUs (`tp`), a "
             f"smaller format, or an fp8 KV cache (`kv_dtype` fp8)"

@@ -307,10 +307,14 @@ class StepTimes:
     @cached_property
     def rests_on(self) -> EvidenceSummary:
         """The evidence behind a typical decode step."""
-        middle = Batch(8 * (1,), 8 * (min(1024, self.limits.context),))
-        launches = forward(self.deployment, middle)
-        self._times.predict(launch.call for launch in launches)
-        return EvidenceSummary.of(KernelTime.of("decode", launch, self._times) for launch in launches)
+        return decode_evidence(self.deployment, self._times, self.limits.context)
+
+
+def decode_evidence(deployment: Deployment, times: Times, context: int) -> EvidenceSummary:
+    """The evidence behind a decode step of 8 sequences."""
+    launches = forward(deployment, Batch(8 * (1,), 8 * (min(1024, context),)))
+    times.predict(launch.call for launch in launches)
+    return EvidenceSummary.of(KernelTime.of("decode", launch, times) for launch in launches)
 
 
 def host_time(variant: str, time_s: float, spread: float = 0.0) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit
 from kernelcast.hardware import Gpu
 from kernelcast.ops.work import Array
 from kernelcast.schedule import Memory
@@ -36,10 +36,10 @@ def check_fits(trace: Trace, gpu: Gpu) -> None:
     if memory.fits:
         return
     named = ("parameters", "gradients", "optimizer", "activations")
-    parts = ", ".join(f"{name} {memory[name] / 1e9:,.1f}" for name in named if memory[name])
-    raise KernelcastError(
-        f"{trace.name} needs {memory.used_bytes / 1e9:,.1f} GB at its peak ({parts}), "
-        f"{memory.missing_bytes / 1e9:,.1f} GB more than {gpu.id} has; "
+    parts = ", ".join(f"{name} {memory[name] / 2**30:,.1f}" for name in named if memory[name])
+    raise DoesNotFit(
+        f"{trace.name} needs {memory.used_bytes / 2**30:,.1f} GiB at its peak ({parts}), "
+        f"{memory.missing_bytes / 2**30:,.1f} GiB more than {gpu.id} has; "
         "a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
     )
 

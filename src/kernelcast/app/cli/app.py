@@ -61,7 +61,10 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and stop.")
     ] = False,
 ) -> None:
-    """Forecast how long GPU work takes, which part of the GPU limits it, and how far that is from the best."""
+    """Forecast how long GPU work takes, which part of the GPU limits it, and how far that is from the best.
+
+    Exit codes: 0, 2 where the input is wrong, 3 where goals are not met or a model does not fit in memory, 130 after
+    Ctrl-C."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
@@ -88,7 +91,8 @@ def module_of(arguments: Sequence[str]) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code: 0 well, 2 the input is wrong, 130 Ctrl-C."""
+    """Run the program; the exit code: 0 well, 2 the input is wrong, 3 goals are not met or a model does not fit, 130
+    Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal without µ shows ? and goes on
             stream.reconfigure(errors="replace")
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _fail(usage_text(error))
     except KernelcastError as error:
-        return _fail(str(error))
+        return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except (BrokenPipeError, SystemExit) as ended:
@@ -120,12 +124,12 @@ def _ended(by: BrokenPipeError | SystemExit) -> int:
     return BROKEN_PIPE
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = 2) -> int:
     if not completing():  # a shell that completes a line has no place for messages
         with contextlib.suppress(BrokenPipeError):
             text = _LONG.sub(r"\1…", " ".join(message.split()))
             print("kernelcast: error:", text, file=sys.stderr)
-    return 2
+    return code
 
 
 def _discard_output() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
@@ -44,9 +45,33 @@ class Examples:
     def format_help(self, ctx: Any, formatter: Any) -> None:
         paragraphs = (self.help or "").split("\n\n")
         self.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)  # the terminal breaks lines
+        _fold_flags()
         super().format_help(ctx, formatter)  # type: ignore[misc]
         lines = "\n".join(self.examples).replace("\n", "\n  ")
         formatter.write(f" Example:\n\n  {lines}\n" if lines else "")
+
+
+def _fold_flags() -> None:
+    """Typer puts all names of an option into one word, and its negative form into a column of its own; Rich cuts off
+    what is too long. So: one name a line, negative ones below."""
+    rich_utils: Any = import_module("typer.rich_utils")
+    usual, last = rich_utils.highlighter, list[Any]()
+    if not isinstance(usual, rich_utils.RegexHighlighter):  # replaced already
+        return
+
+    def names(text: Any) -> Any:
+        if not isinstance(text, str) or not text.startswith("-"):
+            return usual(text)
+        last[:] = [usual(text.replace(",", "\n"))]
+        last[0].overflow = "fold"
+        return last[0]
+
+    def negative(text: str) -> Any:
+        if text:
+            last[0].append_text(usual("\n" + text.replace(",", "\n")))
+        return usual("")
+
+    rich_utils.highlighter, rich_utils.negative_highlighter = names, negative
 
 
 class Command(Examples, TyperCommand):
@@ -80,7 +105,8 @@ class Command(Examples, TyperCommand):
                 check_targets(self.name or "", self.params, ctx.params)
                 return super().invoke(ctx)
             except KernelcastError as error:
-                raise KernelcastError(with_flags(str(error), self.params)) from error
+                error.args = (with_flags(str(error), self.params),)
+                raise
 
 
 class CommandGroup(Examples, TyperGroup):

@@ -17,7 +17,7 @@ from kernelcast.app.questions.compare import (
 )
 from kernelcast.app.questions.parameters import argument, option
 from kernelcast.app.questions.shared import Json, Plot, model_names
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import NOT_MET, KernelcastError
 
 Model = Annotated[
     str,
@@ -41,7 +41,9 @@ def compare(
     training: Training = False, plot: Plot = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Every GPU at its best way to run a model (layout, batch, format), in order: latency, throughput, dollars and
-    joules, whether it fits, what binds and how sure that is."""
+    joules, whether it fits, what binds and how sure that is.
+
+    Exit code: 0 where one meets the limits, 3 where none does or the model fits on none, 2 where the input is wrong."""
     if gpus.gpus is None:
         raise KernelcastError("which GPUs? give `gpus`, as in h100_sxm,h200_sxm, or all")
     if training:
@@ -63,3 +65,5 @@ def compare(
     if plot:
         write_plot(result, gains, plot)
     print_result(result, json, fields, print_comparison, gains, gpus.price_kind)
+    if not any(row.meets for row in result.rows):
+        raise typer.Exit(NOT_MET)

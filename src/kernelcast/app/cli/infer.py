@@ -20,7 +20,9 @@ def register(app: typer.Typer) -> None:
 
 
 def infer(question: InferQuestion, trace: TimelineFile = None, plot: Plot = None, json: Json = False) -> None:
-    """How fast a language model runs on a GPU, what takes the time, and whether it fits: one static batch."""
+    """How fast a language model runs on a GPU, what takes the time, and whether it fits: one static batch.
+
+    Exit code: 0 where it fits, 3 where it does not fit in memory, 2 where the input is wrong."""
     from kernelcast.app.report.infer import fields, print_inference, write_plot
     from kernelcast.app.report.plot import write_timeline
     from kernelcast.inference.infer import Inference

@@ -10,6 +10,7 @@ import typer
 from kernelcast.app.cli.commands import add_command, print_result, progress_bar
 from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.shared import Json, Plot
+from kernelcast.errors import NOT_MET
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +25,9 @@ def register(app: typer.Typer) -> None:
 
 def plan(question: PlanQuestion, plot: Plot = None, json: Json = False) -> None:
     """The cheapest GPUs, and how to run a model on them, that keep latency goals under a load: how surely, what more
-    money buys, what breaks first when load grows, and the command that starts it."""
+    money buys, what breaks first when load grows, and the command that starts it.
+
+    Exit code: 0 where a setting meets the goals, 3 where none does, 2 where the input is wrong."""
     from kernelcast import models
 
     with progress_bar(transient=True) if sys.stderr.isatty() else nullcontext() as task:  # a file gets a blank line
@@ -36,3 +39,5 @@ def plan(question: PlanQuestion, plot: Plot = None, json: Json = False) -> None:
     print_result(result, json, fields, print_plan, models.hub_name(question.model), question.unpriced)
     if not result.complete:
         raise typer.Exit(130)
+    if result.choice is None:
+        raise typer.Exit(NOT_MET)

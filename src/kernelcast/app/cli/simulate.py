@@ -11,7 +11,7 @@ from kernelcast.app.cli.commands import add_command, print_result, progress_bar
 from kernelcast.app.questions.parameters import option
 from kernelcast.app.questions.shared import Json, Plot
 from kernelcast.app.questions.simulate import SimulateQuestion
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import NOT_MET, KernelcastError
 from kernelcast.files import check_target
 
 _SHOWN_FROM = 5000  # requests from which a bar shows how far a run is
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         "kernelcast simulate llama-3.1-8b --gpu h100_sxm --request-rate 8 --num-prompts 500 --input-len 1024 "
         "--output-len 256",
         "kernelcast simulate llama-3.1-70b --gpu h100_sxm --tp 4 --stack sglang --max-concurrency 64 --num-prompts 256 "
-        "--goodput ttft:500 --goodput tpot:30 --json",
+        "--goodput ttft:5000 --goodput tpot:60 --json",
     )  # fmt: skip
 
 
@@ -37,7 +37,10 @@ def simulate(
     window: Window = None, json: Json = False,
 ) -> None:  # fmt: skip
     """What users of a served model see: time to first token and between tokens, under real arrivals, with the
-    scheduler of vLLM, SGLang or TensorRT-LLM."""
+    scheduler of vLLM, SGLang or TensorRT-LLM.
+
+    Exit code: 0 where it holds the load and the goals are met (--goodput: by 90% of the requests), 3 where not or
+    where the model does not fit in memory, 2 where the input is wrong."""
     seconds = _seconds(window)
     if requests_out is not None:
         check_target(question.trace or Path(), requests_out)
@@ -61,6 +64,8 @@ def simulate(
     print_result(result, json, shown.fields, shown.print_simulation)
     if not result.complete:
         raise typer.Exit(130)
+    if not result.meets:
+        raise typer.Exit(NOT_MET)
 
 
 def _seconds(window: str | None) -> tuple[float, float]:

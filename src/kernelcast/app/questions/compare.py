@@ -78,7 +78,7 @@ class ServedModel(Question):
     ] = None
     formats: Annotated[
         str | None,
-        option(metavar="FORMAT,..", help="formats of weights, or all; default: the checkpoint's",
+        option(metavar="FORMAT,..", help="formats of weights, a row each, or all; default: the checkpoint's",
                values=partial(shared.weight_formats, "all"), reads=shared.number_format),
     ] = None  # fmt: skip
     kv_dtype: shared.KvFormat = None
@@ -112,8 +112,11 @@ class CompareQuestion(ServedModel, GpusAndPrices):
         """With ``sensitivity``: what one per cent more of each spec buys, of the first few real GPUs."""
         from kernelcast.search.compare.sensitivity import sensitivity
 
-        real = [served for served in comparison.fitting if not served.deployment.gpu.changes]
-        first = real[:_FIRST] if self.sensitivity else []
+        real: dict[str, ServingForecast] = {}  # the best format of each
+        for served in comparison.fitting if self.sensitivity else ():
+            if not served.deployment.gpu.changes:
+                real.setdefault(served.deployment.gpu.label, served)
+        first = list(real.values())[:_FIRST]
         return list(zip(first, sensitivity(first), strict=True)) if first else []
 
 

@@ -15,10 +15,10 @@ from kernelcast.errors import KernelcastError, unknown
 if TYPE_CHECKING:
     from kernelcast.hardware import Gpu
     from kernelcast.hardware.prices import Price as GpuPrice
-    from kernelcast.search.goals import Goal
     from kernelcast.search.plan.plan import Plan
     from kernelcast.search.plan.search import OnProgress
     from kernelcast.search.plan.space import SearchSpace
+    from kernelcast.serving.goals import Goal
 
 _LASTS_S, _FEWEST, _LARGEST = 60, 1000, 8000  # of the load, where nobody says how many requests it has
 _DISAGGREGATED = ("also", "only", "no")
@@ -36,29 +36,28 @@ class GoalParameters(Question):
     panel: ClassVar[str | None] = "Goals (as 500ms, 0.5s, or a number of ms)"
 
     ttft_p99: Annotated[Time, _goal(help="99th percentile of the time to first token")] = None
+    ttft_p95: Annotated[Time, _goal(help="95th percentile")] = None
     ttft_p90: Annotated[Time, _goal(help="90th percentile")] = None
     ttft_p50: Annotated[Time, _goal(help="median")] = None
     ttft_mean: Annotated[Time, _goal(help="mean")] = None
     tpot_p99: Annotated[Time, _goal(help="99th percentile of the time per output token")] = None
+    tpot_p95: Annotated[Time, _goal(help="95th percentile")] = None
     tpot_p90: Annotated[Time, _goal(help="90th percentile")] = None
     tpot_p50: Annotated[Time, _goal(help="median")] = None
     tpot_mean: Annotated[Time, _goal(help="mean")] = None
-    e2el_p99: Annotated[Time, _goal(help="99th percentile of the end-to-end latency")] = None
-    e2el_p90: Annotated[Time, _goal(help="90th percentile")] = None
-    e2el_p50: Annotated[Time, _goal(help="median")] = None
-    e2el_mean: Annotated[Time, _goal(help="mean")] = None
+    e2el_p99: Annotated[Time, _goal("", "--e2e-p99", help="99th percentile of the end-to-end latency")] = None
+    e2el_p95: Annotated[Time, _goal("", "--e2e-p95", help="95th percentile")] = None
+    e2el_p90: Annotated[Time, _goal("", "--e2e-p90", help="90th percentile")] = None
+    e2el_p50: Annotated[Time, _goal("", "--e2e-p50", help="median")] = None
+    e2el_mean: Annotated[Time, _goal("", "--e2e-mean", help="mean")] = None
 
     @property
-    def goals(self) -> list[Goal]:
-        from kernelcast.search.goals import Goal, parse_ms
+    def targets(self) -> tuple[Goal, ...]:
+        """The goals that are given."""
+        from kernelcast.serving.goals import Goal
 
-        goals = []
-        for field in fields(GoalParameters):
-            text = getattr(self, field.name)
-            if text is not None:
-                metric, _, statistic = field.name.partition("_")
-                goals.append(Goal(metric, statistic, parse_ms(text, f"`{field.name}`")))
-        return goals
+        given = {field.name: getattr(self, field.name) for field in fields(GoalParameters)}
+        return tuple(Goal.named(name, text) for name, text in given.items() if text is not None)
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ class SearchParameters(shared.PredictorParameters):
         option(metavar="ID,..", help="GPUs to choose from; default: all with a price", values=shared.gpu_names),
     ] = None
     max_gpus: Annotated[int, option(help="GPUs at most, of one model")] = 64
+    budget: Annotated[float | None, option(metavar="USD/H", help="USD per hour at most, of all GPUs")] = None
     stack: Annotated[str, option(metavar="NAME,..", help="vllm, sglang, trtllm", values=shared.stack_names)] = "vllm"
     dtype: Annotated[
         str | None,
@@ -127,7 +127,7 @@ class SearchParameters(shared.PredictorParameters):
             tuple((gpu, prices[gpu.known_as]) for gpu in gpus if gpu.known_as in prices),
             stacks, self.max_gpus, formats, self.kv_dtype, numbers["tp"], numbers["pp"], numbers["dp"] or None,
             numbers["ep"] or None, numbers["max_num_seqs"] or None, numbers["max_num_batched_tokens"] or None,
-            self.disaggregated,
+            self.disaggregated, budget=math.inf if self.budget is None else self.budget,
         )  # fmt: skip
 
     def priced_gpus(self) -> tuple[list[Gpu], list[str], dict[str, GpuPrice]]:
@@ -156,7 +156,7 @@ class SearchParameters(shared.PredictorParameters):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion(LoadParameters, SearchParameters, GoalParameters):
-    """LatencyGoals, a load, and what to search in."""
+    """Goals, a load, and what to search in."""
 
     command: ClassVar[str] = "plan"
 
@@ -166,7 +166,7 @@ class PlanQuestion(LoadParameters, SearchParameters, GoalParameters):
         """The plan. ``report`` gets how many engines are forecast, of how many."""
         from kernelcast.search.plan.plan import plan
 
-        model, goals = shared.resolve_model(self.model), self.goals
+        model, goals = shared.resolve_model(self.model), self.targets
         if not goals:
             raise KernelcastError("which goal? give a latency to keep, as in `ttft_p99` 500ms, `tpot_p99` 30ms")
         load = build_load(long_enough(self), model.max_context)

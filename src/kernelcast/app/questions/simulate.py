@@ -12,6 +12,7 @@ from kernelcast.app.questions import shared
 from kernelcast.app.questions.deployment import ClusterParameters, EngineLimits, speculation
 from kernelcast.app.questions.load import LoadParameters, build_load
 from kernelcast.app.questions.parameters import Question, option
+from kernelcast.app.questions.plan import GoalParameters
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateQuestion(LoadParameters, ServiceParameters):
+class SimulateQuestion(LoadParameters, GoalParameters, ServiceParameters):
     """A service under a load; None: not given."""
 
     command: ClassVar[str] = "simulate"
@@ -181,7 +182,11 @@ class SimulateQuestion(LoadParameters, ServiceParameters):
     model: shared.ModelName
     goodput: Annotated[
         Sequence[str] | None,
-        option(metavar="NAME:MS", help="a goal: ttft, tpot or e2el in ms; may be repeated", type=list[str] | None),
+        option(
+            metavar="NAME:MS",
+            help="a limit of each request: ttft, tpot or e2el in ms; may be repeated",
+            type=list[str] | None,
+        ),
     ] = None
     offline: Annotated[
         bool,
@@ -198,8 +203,8 @@ class SimulateQuestion(LoadParameters, ServiceParameters):
         load = build_load(self, self.longest_request(model), at_once=self.offline)
         service = self.service(model, load, offline=self.offline)
         progress = None if report is None else lambda run, done: report(run, done, len(load))
-        return simulate(service, load, self.conditions, goals=goals, seed=self.seed, intervals=self.intervals,
-                        progress=progress)  # fmt: skip
+        return simulate(service, load, self.conditions, goals=goals, targets=self.targets, seed=self.seed,
+                        intervals=self.intervals, capacity=True, progress=progress)  # fmt: skip
 
 
 def parse_goals(pairs: Sequence[str]) -> LatencyGoals:

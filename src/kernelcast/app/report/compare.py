@@ -18,12 +18,12 @@ from kernelcast.app.report.text import (
     digits,
     parallel_sizes,
     plain_table,
+    plural,
     show,
     time_text,
-    truncate,
 )
 from kernelcast.hardware import Gpu
-from kernelcast.results import SUPPORT, Interval
+from kernelcast.results import LEVELS, SEEN, SUPPORT, Interval
 from kernelcast.search.compare.candidates import ServingScenario
 from kernelcast.search.compare.compare import Comparison, Row, ServingForecast
 from kernelcast.search.compare.sensitivity import MERIT, Gain
@@ -31,7 +31,6 @@ from kernelcast.search.compare.sensitivity import MERIT, Gain
 Gains = Sequence[tuple[ServingForecast, tuple[Gain, ...]]]
 _BLUE, _GREY, _RED, _INK = "#2b6cb0", "#a0aec0", "#c05621", "#4a5568"
 _STRENGTH = {"seen": 1.0, "near": 0.75, "extrapolated": 0.45}  # of a colour
-NAME_WIDTH = 19
 SHORT = {"seen": "seen", "near": "near", "extrapolated": "extr."}
 _BEST = {"dollars": "cheapest", "latency": "fastest", "throughput": "most", "joules": "least energy"}
 
@@ -90,7 +89,7 @@ def print_comparison(comparison: Comparison, gains: Gains, price_kind: str) -> N
     unfit: dict[str, list[str]] = {}
     for row in comparison.rows:
         if row.best is None:
-            unfit.setdefault(row.why, []).append(_name(row.gpu, variants))
+            unfit.setdefault(row.why, []).append(" ".join(filter(None, (_name(row.gpu, variants), row.format))))
     show(*(f"no         {', '.join(names)}: {why}" for why, names in unfit.items()))
     if gains:
         show("", _gain_table(gains))
@@ -107,7 +106,7 @@ def _scenario_lines(scenario: ServingScenario) -> list[Any]:
         load = "the batch of most throughput" + (" within the limits" if scenario.goals else "")
     lines: list[Any] = [
         Text.assemble((scenario.model.name, "bold cyan"), f"  {scenario.stack.name}, {scenario.input_len:,} tokens in, "
-                      f"{scenario.output_len:,} out; {load}; up to {scenario.max_gpus} equal GPUs"),
+                      f"{scenario.output_len:,} out; {load}; up to {plural(scenario.max_gpus, 'equal GPU')}"),
         f"format     {', '.join(scenario.formats or ()) or 'as the checkpoint is (--formats allows others)'}",
     ]  # fmt: skip
     limits = ", ".join(f"{goal.metric.upper()} {time_text(goal.limit_ms / 1e3)}" for goal in scenario.goals)
@@ -118,7 +117,7 @@ def _serving_table(comparison: Comparison, variants: Sequence[str]) -> Any:
     """One line a GPU within 100 columns: the last figure is energy where it is known, else memory. The interval of
     TTFT is in JSON and in the plot."""
     fitting = comparison.fitting
-    several = len({forecast.deployment.precision.label for forecast in fitting}) > 1
+    several = bool(comparison.scenario.formats)
     powered = any(forecast.joules_per_million for forecast in fitting)
     rows: list[tuple[str, ...]] = []
     for row in comparison.rows:
@@ -128,7 +127,7 @@ def _serving_table(comparison: Comparison, variants: Sequence[str]) -> Any:
         precision = f"{forecast.deployment.precision.weights} " if several else ""
         memory = f"{forecast.memory.used_bytes / forecast.memory.gpu_bytes:.0%}"
         rows.append((
-            ("" if row.meets else "x ") + truncate(_name(row.gpu, variants), NAME_WIDTH),
+            ("" if row.meets else "x ") + _name(row.gpu, variants),
             precision + layout_text(forecast),
             f"{forecast.batch:,}", digits(forecast.ttft.value * 1e3, 3), _ms(forecast.tpot),
             digits(forecast.tokens_per_s, 3), money(forecast.usd_per_million),
@@ -138,9 +137,10 @@ def _serving_table(comparison: Comparison, variants: Sequence[str]) -> Any:
     rate = "tok/s in" if not comparison.scenario.model.generates else "tok/s"
     heads: tuple[str, ...] = ("GPU", "layout", "batch", "TTFT ms", "TPOT ms (80%)", rate, "USD/M",
                               "MJ/M" if powered else "mem", "bound", "support")  # fmt: skip
-    if console().width < WIDTH:  # a narrow terminal has no room for the interval, nor for the bound
-        heads = (*heads[:4], "TPOT ms", *heads[5:8], "support")
-        rows = [(*row[:4], row[4].partition(" (")[0], *row[5:8], row[9]) for row in rows]
+    if console().width < WIDTH:  # a narrow terminal has no room for the interval, the bound, and all figures
+        energy = 7 if comparison.scenario.by == "joules" else 6  # else dollars
+        heads = (*heads[:4], "TPOT ms", heads[5], heads[energy], "support")
+        rows = [(*row[:4], row[4].partition(" (")[0], row[5], row[energy], row[9]) for row in rows]
     return dense_table(*heads, left=("GPU", "layout", "bound", "support"), rows=rows, gap=1)
 
 
@@ -150,21 +150,27 @@ def _name(gpu: Gpu, variants: Sequence[str]) -> str:
 
 
 def _best_lines(comparison: Comparison) -> list[str]:
-    """Of the GPUs that there are (what-ifs are not for sale); where the first is far from what was measured, also the
-    first that is not."""
+    """Of the GPUs that there are (what-ifs are not for sale); where the first is not on measured ground, also the first
+    of each better level of evidence."""
     fitting = [row for row in comparison.rows if row.best]
     real = [row for row in fitting if not row.gpu.changes] or fitting
-    first, far = real[0], "extrapolated"
+    first = real[0]
     assert first.best is not None
     if not first.meets:
         return [f"best       none meets all limits; {gpu_text(first.gpu)} is nearest: {_shortfall(first.best)}"]
     by = comparison.scenario.by
     best = _BEST[by or "dollars"] if by or first.best.usd_per_million is not None else "most a GPU"
-    lines = [f"best       {best}: {_forecast_text(comparison, first)}"]
-    nearer = next((row for row in real if row.meets and row.best and row.best.support != far), None)
-    if first.best.support == far and nearer is not None:
-        lines.append(f"measured   {best} that is near measured calls: {_forecast_text(comparison, nearer)}")
-    return lines
+    lines = [f"best       {best}: {_forecast_text(comparison, first)}; {first.best.support}"]
+    better = LEVELS.index(first.best.support)
+    beside: list[str] = []
+    for row in real:
+        level = LEVELS.index(row.best.support) if row.best and row.meets else len(LEVELS)
+        if level < better:
+            label, better = "measured" if level == SEEN else LEVELS[level], level
+            beside.append(f"{label:<10} {best} on better evidence: {_forecast_text(comparison, row)}")
+    if better != SEEN:
+        beside.append("measured   none of these was measured as a whole, with its kernels, on its GPU")
+    return lines + beside
 
 
 def _forecast_text(comparison: Comparison, row: Row) -> str:
@@ -175,16 +181,16 @@ def _forecast_text(comparison: Comparison, row: Row) -> str:
         cost = f", {megajoules(forecast.joules_per_million)} MJ per million tokens{cost.replace(',', ' and', 1)}"
     if scenario.by == "latency":
         cost = f", {time_text(forecast.e2el.value)} a request{cost}"
-    each = "in a batch" if scenario.batch else "concurrent requests"
+    each = f"{forecast.batch:,} in a batch" if scenario.batch else plural(forecast.batch, "concurrent request")
     return (f"{forecast.gpus} x {gpu_text(row.gpu)} as {layout_text(forecast)}, {forecast.deployment.precision.label}, "
-            f"{forecast.batch:,} {each} on each{cost}")  # fmt: skip
+            f"{each} on each{cost}")  # fmt: skip
 
 
 def _shortfall(forecast: ServingForecast) -> str:
     """Which limit a forecast misses; nothing where it meets all."""
     if forecast.late:
         return f"{forecast.late.metric.upper()} is {forecast.share(forecast.late):.3g} times its limit"
-    return "" if forecast.carries else f"{forecast.gpus} GPUs would sustain the rate"
+    return "" if forecast.carries else f"{plural(forecast.gpus, 'GPU')} would sustain the rate"
 
 
 def _gain_table(gains: Gains) -> Any:
@@ -194,8 +200,9 @@ def _gain_table(gains: Gains) -> Any:
     columns = [{gain.spec: gain.percent for gain in members} for _, members in gains]
     first = next((column for column in columns if column), {})
     most = max(*first.values(), 0.0, 1e-9)
+    wide = 24 if console().width >= WIDTH else 8
     rows = [
-        (spec, *(f"{column[spec]:+.2f}%" if spec in column else "-" for column in columns), bar(percent / most, 24))
+        (spec, *(f"{column[spec]:+.2f}%" if spec in column else "-" for column in columns), bar(percent / most, wide))
         for spec, percent in first.items()
     ]
     return plain_table(f"1% more of it buys {MERIT[by]}", *heads, "", right=heads, rows=rows)
@@ -232,7 +239,7 @@ def fields(comparison: Comparison, gains: Gains, price_kind: str) -> dict[str, A
         "price_kind": price_kind,
         "forecasts": comparison.forecasts,
         "rows": [
-            row_fields(rank, row, _serving_fields) | {"meets": row.meets} | _needed_memory(row)
+            row_fields(rank, row, _serving_fields) | {"meets": row.meets, "format": row.format} | _needed_memory(row)
             for rank, row in enumerate(comparison.rows, start=1)
         ],
     }
@@ -333,10 +340,15 @@ def _values(comparison: Comparison, shown: list[ServingForecast], axes: Any) -> 
         axes.annotate(text, (min(value or 0.0, limit), at), textcoords="offset points", xytext=(4, 0), va="center",
                       fontsize=7.5, color=_INK)  # fmt: skip
     axes.set_xlim(0, 1.6 * limit)
-    axes.set_yticks(range(len(shown)), [gpu_text(forecast.deployment.gpu) for forecast in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), [_plot_name(comparison, forecast) for forecast in shown], fontsize=8)
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlabel("USD per million tokens" if costs else "tokens/s a GPU", fontsize=9)
     _tidy(axes)
+
+
+def _plot_name(comparison: Comparison, forecast: ServingForecast) -> str:
+    weights = forecast.deployment.precision.weights if comparison.scenario.formats else ""
+    return f"{gpu_text(forecast.deployment.gpu)} {weights}".strip()
 
 
 def _plot_times(comparison: Comparison, shown: list[ServingForecast], axes: Any) -> None:

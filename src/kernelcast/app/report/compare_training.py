@@ -8,7 +8,6 @@ from typing import Any
 from rich.text import Text
 
 from kernelcast.app.report.compare import (
-    NAME_WIDTH,
     SHORT,
     bottleneck,
     gpu_text,
@@ -19,7 +18,15 @@ from kernelcast.app.report.compare import (
 )
 from kernelcast.app.report.json import attributes, interval_fields, plain
 from kernelcast.app.report.plot import picture
-from kernelcast.app.report.text import binary_bytes_text, dense_table, digits, show, time_text, truncate
+from kernelcast.app.report.text import (
+    WIDTH,
+    console,
+    dense_table,
+    digits,
+    plural,
+    show,
+    time_text,
+)
 from kernelcast.app.report.trace import built_lines
 from kernelcast.search.compare.training import TrainingComparison, TrainingForecast
 
@@ -27,8 +34,9 @@ from kernelcast.search.compare.training import TrainingComparison, TrainingForec
 def print_training(comparison: TrainingComparison, price_kind: str) -> None:
     """The order first, then what does not fit, and what prices and figures rest on."""
     scenario, trace = comparison.scenario, comparison.scenario.trace
-    size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
-    layout = scenario.layout.label if scenario.layout else f"the best layout of up to {scenario.max_gpus} equal GPUs"
+    size = plural(trace.tokens, "token") if trace.tokens else plural(trace.samples, "sample")
+    most = plural(scenario.max_gpus, "equal GPU")
+    layout = scenario.layout.label if scenario.layout else f"the best layout of up to {most}"
     show(Text.assemble((trace.name, "bold cyan"), f"  training, {size} a pass, {digits(trace.parameters)} parameters"),
          *built_lines(trace.built), f"{layout}; {_whole_text(comparison)} in all", "", _training_table(comparison),
          "")  # fmt: skip
@@ -37,19 +45,22 @@ def print_training(comparison: TrainingComparison, price_kind: str) -> None:
 
 
 def _training_table(comparison: TrainingComparison) -> Any:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
-            truncate(gpu_text(forecast.gpu), NAME_WIDTH if not forecast.gpu.changes else 34), str(forecast.gpus),
-            truncate(forecast.layout.label, 14), time_text(forecast.step.time_s),
-            f"{time_text(forecast.interval.low)}-{time_text(forecast.interval.high)}", digits(forecast.units_per_s, 3),
-            digits(forecast.hours / 24, 3), money(forecast.usd), megajoules(forecast.joules),
-            binary_bytes_text(forecast.step.memory.used_bytes).replace("iB", ""), bottleneck(forecast),
+            gpu_text(forecast.gpu), str(forecast.gpus),
+            forecast.layout.label, time_text(forecast.step.time_s, 3),
+            f"{time_text(forecast.interval.low, 3)}-{time_text(forecast.interval.high, 3)}",
+            digits(forecast.units_per_s, 3), digits(forecast.hours / 24, 3), money(forecast.usd),
+            megajoules(forecast.joules),
+            digits(forecast.step.memory.used_bytes / 2**30, 3), bottleneck(forecast),
             SHORT[forecast.step.support],
         )
         for forecast in comparison.fitting
     ]  # fmt: skip
-    heads = ("GPU", "n", "layout", "step", "80%", f"{comparison.scenario.unit}/s", "days", "USD", "MJ", "mem", "bound",
-             "supp.")  # fmt: skip
+    heads: tuple[str, ...] = ("GPU", "n", "layout", "step", "80%", f"{comparison.scenario.unit}/s", "days", "USD", "MJ",
+                              "GiB", "bound", "supp.")  # fmt: skip
+    if console().width < WIDTH:  # a narrow terminal has no room for the interval, what binds, and all figures
+        heads, *rows = [(*row[:4], *row[5:8], row[9], row[11]) for row in (heads, *rows)]
     return dense_table(*heads, left=("GPU", "layout", "bound", "supp."), rows=rows, gap=1)
 
 

@@ -15,6 +15,7 @@ from kernelcast.app.report.text import (
     dense_table,
     digits,
     percent,
+    plural,
     rate_text,
     show,
     support_text,
@@ -98,7 +99,7 @@ def _support(diagnosis: Diagnosis) -> str:
 def print_diagnosis(diagnosis: Diagnosis, name: str, top: int) -> None:
     """The run, its rows by what could be won, what to try, and what could not be matched."""
     profile = diagnosis.profile
-    run = f"  {profile.source}, {profile.launches:,} kernels, mostly {diagnosis.run_dtype}"
+    run = f"  {profile.source}, {plural(profile.launches, 'kernel')}, mostly {diagnosis.run_dtype}"
     show(title(name, "", diagnosis.gpu.name, run), _summary(diagnosis), "")
     shown, rest = diagnosis.matched[:top], diagnosis.matched[top:]
     if shown:
@@ -194,7 +195,7 @@ def _print_unmatched(rows: Sequence[DiagnosedCall]) -> None:
     table.columns[-1].no_wrap = False
     more = f", the first {UNMATCHED_ROWS} here" if len(rows) > UNMATCHED_ROWS else ""
     share = percent(sum(row.share for row in rows))
-    show(f"{len(rows)} calls with {share} of the GPU time could not be matched{more}", "", table, "")
+    show(f"{plural(len(rows), 'call')} with {share} of the GPU time could not be matched{more}", "", table, "")
 
 
 # ---- as a roofline ----
@@ -207,7 +208,8 @@ def write_roofline(diagnosis: Diagnosis, path: Path) -> None:
         _draw_kernels(axes, rows)
         axes.set(xscale="log", yscale="log", xlabel="FLOP per byte of its operands", ylabel="FLOP/s")
         share = percent(sum(row.share for _, row in rows))
-        axes.set_title(f"{diagnosis.gpu.name}: {len(rows)} calls with {share} of the GPU time; area: share of the run")
+        calls = plural(len(rows), "call")
+        axes.set_title(f"{diagnosis.gpu.name}: {calls} with {share} of the GPU time; area: share of the run")
         axes.grid(True, which="major", alpha=0.25)
         axes.legend(loc="lower right", fontsize=8)
         figure.tight_layout()

@@ -15,16 +15,16 @@ from kernelcast.app.report.json import (
 )
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
-    binary_bytes_text,
     breakdown_table,
-    bytes_text,
     digits,
     energy_line,
     evidence_lines,
+    gib_text,
     joules_text,
     parallel_sizes,
     percent,
     plain_table,
+    plural,
     show,
     sizes_text,
     support_lines,
@@ -190,18 +190,14 @@ def _print_batch(result: Inference) -> None:
     gpus = f"{layout.gpus} x {deployment.gpu.name}" if layout.gpus > 1 else deployment.gpu.name
     how = ", ".join([deployment.stack.name, *parallel_sizes(layout)])
     show(title(deployment.model.name, f"  {deployment.precision.label}", gpus, f"  {how}"))
-    requests = _plural(len(workload.inputs), "request")
+    requests = plural(len(workload.inputs), "request")
     show(f"{requests}, {_range(workload.inputs)} tokens in, {_range(workload.outputs)} out", "")
     totals_s = {"prefill": result.prefill.value, "decode": result.decode.value}
     show(times_table(_batch_times(result)), "", breakdown_table(result.shares, totals_s, (10, 4)), "")
     parts = zip(("weights", "KV cache", "activations", "stack"), result.memory.parts.values(), strict=True)
-    show(f"memory     {_memory_text(result.memory, parts)}; at most {result.largest_batch:,} such requests")
+    show(f"memory     {_memory_text(result.memory, parts)}; at most {plural(result.largest_batch, 'such request')}")
     supports = [part.support for part in result.energies.values() if part]
     show(*energy_line(result.energy, layout.gpus, result.total.value, result.counted_tokens, *supports[:1] or (None,)))
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' if count > 1 else ''}"
 
 
 def _range(values: Sequence[int]) -> str:
@@ -210,30 +206,31 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _memory_text(memory: Memory, parts: Iterable[tuple[str, float]]) -> str:
-    used, available = binary_bytes_text(memory.used_bytes), binary_bytes_text(memory.available_bytes)
+    used, available = gib_text(memory.used_bytes), gib_text(memory.available_bytes)
     return f"{used} of {available} a GPU: {sizes_text(parts)}"
 
 
 def _batch_times(result: Inference) -> list[tuple[str, str, str, str]]:
     encoder = not result.deployment.model.generates
-    each = f"{digits(sum(result.workload.inputs) / result.prefill.value)} tokens/s in"
+    each = f"{digits(sum(result.workload.inputs) / result.prefill.value, 3)} tokens/s in"
     mfu = f", MFU {percent(result.mfu)}"
     rows: list[tuple[str, Interval, str]] = []
     if encoder:
         rows.append(("one pass", result.prefill, each + mfu))
     else:
         several = len(result.workload.inputs) > 1
-        note = f"of the whole batch, {time_text(result.mean_ttft_s)} on average; {each}" if several else each
+        note = f"of the whole batch, {time_text(result.mean_ttft_s, 3)} on average; {each}" if several else each
         rows.append(("time to first token", result.prefill, note))
     if result.steps:
+        steps = plural(result.steps, "step")
         rows += [
-            ("time per output token", result.tpot, f"{digits(1 / result.tpot.value)} tokens/s a request"),
-            ("decode", result.decode, f"{result.steps:,} steps, {percent(result.bandwidth_use)} of DRAM's peak"),
+            ("time per output token", result.tpot, f"{digits(1 / result.tpot.value, 3)} tokens/s a request"),
+            ("decode", result.decode, f"{steps}, {percent(result.bandwidth_use)} of DRAM's peak"),
         ]
     if not encoder:
         gpus = result.deployment.layout.gpus
-        shared = f", {digits(result.tokens_per_s / gpus)} a GPU" if gpus > 1 else ""
-        rows.append(("total", result.total, f"{digits(result.tokens_per_s)} tokens/s{shared}{mfu}"))
+        shared = f", {digits(result.tokens_per_s / gpus, 3)} a GPU" if gpus > 1 else ""
+        rows.append(("total", result.total, f"{digits(result.tokens_per_s, 3)} tokens/s{shared}{mfu}"))
     lines = time_rows(rows)
     speculation = result.workload.speculation
     if speculation and result.steps:
@@ -261,14 +258,14 @@ def _print_pools(result: Disaggregated) -> None:
 def _pool_times(result: Disaggregated) -> list[tuple[str, str, str, str]]:
     pools, transfer = result.pools, result.kv_transfer
     earlier = result.mean_ttft_s < 0.999 * result.ttft.value  # some prompts of a batch are prefilled before others
-    several = f"; {time_text(result.mean_ttft_s)} on average over a batch" if earlier else ""
+    several = f"; {time_text(result.mean_ttft_s, 3)} on average over a batch" if earlier else ""
     fabric = transfer.fabric or pools.prefill.deployment.gpu.link_kind
     return time_rows([
         ("time to first token", result.ttft, f"prefill, transfer, one step; no queue{several}"),
-        ("  prefill", result.prefill, f"{_plural(pools.prefill.batch, 'prompt')} at a time"),
-        ("  transfer", transfer.time, f"{bytes_text(transfer.request_bytes)} a request over {fabric}"),
-        ("  decode step", result.step, f"{_plural(pools.decode.batch, 'request')} a worker"),
-        ("time per output token", result.tpot, f"{digits(1 / result.tpot.value)} tokens/s a request"),
+        ("  prefill", result.prefill, f"{plural(pools.prefill.batch, 'prompt')} at a time"),
+        ("  transfer", transfer.time, f"{gib_text(transfer.request_bytes)} a request over {fabric}"),
+        ("  decode step", result.step, f"{plural(pools.decode.batch, 'request')} a worker"),
+        ("time per output token", result.tpot, f"{digits(1 / result.tpot.value, 3)} tokens/s a request"),
         ("total", result.total, "of a request"),
     ])  # fmt: skip
 
@@ -279,7 +276,7 @@ def _pool_table(result: Disaggregated) -> Any:
     for name, workers in (("prefill", result.pools.prefill), ("decode", result.pools.decode)):
         layout = workers.deployment.layout
         how = ", ".join([f"{workers.count} x {layout.gpus} {workers.deployment.gpu.id}", *parallel_sizes(layout)])
-        rate = digits(result.rates[name].value)
+        rate = digits(result.rates[name].value, 3)
         rows.append([name, how, f"{workers.batch:,}", rate, percent(result.busy(name))])
     right = ("batch", "requests/s", "busy")
     return plain_table("pool", "workers", *right, right=right, rows=rows)
@@ -289,8 +286,8 @@ def _limits(result: Disaggregated) -> list[str]:
     rate, tokens, each = result.requests_per_s, result.tokens_per_s, result.tokens_per_s_per_gpu
     needed = result.prefill_per_decode
     return [
-        f"together   {digits(rate.value)} requests/s ({digits(rate.low)} to {digits(rate.high)}), "
-        f"{digits(tokens.value)} tokens/s, {digits(each.value)} a GPU",
+        f"together   {digits(rate.value, 3)} requests/s ({digits(rate.low, 3)} to {digits(rate.high, 3)}), "
+        f"{digits(tokens.value, 3)} tokens/s, {digits(each.value, 3)} a GPU",
         f"limited    by {_LIMITS[result.limited_by]}; a decode worker needs {digits(needed, 3)} prefill "
         f"worker{'' if needed == 1 else 's'}",
     ]

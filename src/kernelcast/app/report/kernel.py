@@ -16,10 +16,11 @@ from kernelcast.app.report.json import attributes
 from kernelcast.app.report.text import (
     WIDTH,
     bar,
-    bytes_text,
+    binary_bytes_text,
     console,
     dense_table,
     digits,
+    interval_texts,
     joules_text,
     micros,
     percent,
@@ -39,6 +40,7 @@ from kernelcast.forecast.table import plain
 from kernelcast.hardware import Gpu, origin_of
 from kernelcast.ops import REGISTRY, Kernel, kernel_class, parameters_of
 from kernelcast.results import SUPPORT
+from kernelcast.schedule.breakdown import short_name
 
 CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
 CACHE = {
@@ -67,8 +69,8 @@ def _given(prediction: Prediction) -> str:
 
 def _answer(prediction: Prediction, conditions: Conditions, drawn: Energy | None) -> Table:
     grid = Table.grid(Column(style="bold"), Column(justify="right", no_wrap=True), Column(style="dim"), padding=(0, 2))
-    interval = f"interval {time_text(prediction.low_s)} – {time_text(prediction.high_s)}"
-    grid.add_row("  predicted", Text(time_text(prediction.time_s), "bold green"), interval)
+    time, interval = interval_texts(prediction.time_s, prediction.low_s, prediction.high_s)
+    grid.add_row("  predicted", Text(time, "bold green"), f"interval {interval.replace(' to ', ' – ')}")
     grid.add_row("  ceiling", time_text(prediction.ceiling_s), "what the best kernels reach for such a call")
     binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
     grid.add_row("  bound", time_text(prediction.bound_s), f"{prediction.bound_by} {binds}")
@@ -76,7 +78,7 @@ def _answer(prediction: Prediction, conditions: Conditions, drawn: Energy | None
     dram_bytes = sum(phase.dram_bytes for phase in prediction.kernels)
     if dram_bytes > 0:
         rate = rate_text(dram_bytes / prediction.time_s, "B/s")
-        grid.add_row("  DRAM", rate, f"{bytes_text(dram_bytes)} in the predicted time")
+        grid.add_row("  DRAM", rate, f"{binary_bytes_text(dram_bytes)} in the predicted time")
     if drawn is not None:
         low, high = (joules_text(value) for value in (drawn.joules.low, drawn.joules.high))
         each = time_text(drawn.joules.value / drawn.power_w)
@@ -143,7 +145,7 @@ def _phase_cells(index: int, phase: LaunchedKernel) -> dict[str, str]:
         "waves": digits(phase.waves, 3),
         "tail": percent(phase.tail),
         "padding": percent(phase.padding),
-        "DRAM": bytes_text(phase.dram_bytes),
+        "DRAM": binary_bytes_text(phase.dram_bytes),
         "in L2": percent(phase.l2_resident),
         "launches": f"{phase.launches:,.0f}",
     }
@@ -173,8 +175,10 @@ def _rests_on(prediction: Prediction, gpu: Gpu | None = None, conditions: Condit
         )
     elif gpu is not None and gpu.base and origin_of(gpu):
         grid.add_row("  base", f"{gpu.base}: its forecast, times what physics says of the numbers that differ")
-    if prediction.match.text:
-        grid.add_row("  answered as", prediction.match.text)
+    if prediction.match.filled_in:
+        grid.add_row("  answered as", prediction.match.filled_in)
+    if prediction.match.stand_in:
+        grid.add_row("  stand-in", f"{prediction.op} {prediction.match.stand_in}")
     grid.add_row("  predictor", f"{prediction.predictor}, kernelcast {__version__}")
     if gpu is not None and conditions is not None:
         _add_conditions(grid, prediction, gpu, conditions)
@@ -231,10 +235,14 @@ def call_text(columns: Mapping[str, Any], index: int) -> str:
 
 
 def evidence_text(match: EvidenceMatch) -> str:
-    """'12,480 calls of this configuration on b200_sxm; held-out error 3.1%'."""
+    """'12,480 calls of this configuration on b200_sxm; held-out error 3.1%'; of another GPU, whose it is."""
     entry = match.entry
     if entry is None:
         return "no measured call of this configuration"
+    if match.borrowed:
+        off = f", where the held-out error is {entry.error:.1%}" if entry.error is not None else ""
+        what = "nothing" if match.gpu_is_new else "this configuration was not"
+        return f"{what} measured on {short_name(match.gpu)}; borrowed from {short_name(entry.gpu)}{off}"
     off = f"; held-out error {100 * entry.error:.1f}%" if entry.error is not None else ""
     configuration = "this configuration" if not match.substituted else "the nearest configuration"
     return f"{entry.calls:,} calls of {configuration} on {entry.gpu}{off}"

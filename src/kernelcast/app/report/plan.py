@@ -13,23 +13,24 @@ from rich.text import Text
 from kernelcast.app.report.json import attributes, plain
 from kernelcast.app.report.plot import picture, plain_numbers
 from kernelcast.app.report.text import (
+    decided,
     dense_table,
     digits,
     evidence_lines,
-    interval_text,
+    interval_texts,
     parallel_sizes,
-    percent,
     plain_table,
+    plural,
     show,
     show_command,
     time_text,
-    truncate,
 )
-from kernelcast.search.goals import Goal
+from kernelcast.results import LEVELS, SEEN
 from kernelcast.search.plan.commands import commands
 from kernelcast.search.plan.plan import Headroom, Plan
 from kernelcast.search.plan.simulator import SimulatedService
 from kernelcast.search.plan.space import EngineOption, ServiceCandidate
+from kernelcast.serving.goals import Goal
 from kernelcast.serving.load import Load
 
 _BINDS = {
@@ -38,7 +39,6 @@ _BINDS = {
     "front end": "the front ends (HTTP, tokeniser) bind: more replicas share them",
     "compute": "compute binds",
 }
-_ENGINE_WIDTH = 34  # of a row of the front
 _LEFT_OUT = 6  # GPUs without a price that are named
 
 
@@ -60,7 +60,7 @@ def short_text(setting: ServiceCandidate) -> str:
     deployment = setting.engine.deployment
     readers = f"{setting.prefill_replicas} x {layout_sizes(setting.prefill)} + " if setting.prefill else ""
     engine = f"{deployment.stack.id} {deployment.precision.label}"
-    return truncate(f"{engine}, {readers}{setting.replicas} x {layout_sizes(setting.engine)}", _ENGINE_WIDTH)
+    return f"{engine}, {readers}{setting.replicas} x {layout_sizes(setting.engine)}"
 
 
 def layout_sizes(candidate: EngineOption) -> str:
@@ -78,7 +78,7 @@ def gpus_text(setting: ServiceCandidate) -> str:
 
 def load_text(load: Load) -> str:
     if load.max_concurrency:
-        rate = f"{load.max_concurrency:,} concurrent requests"
+        rate = plural(load.max_concurrency, "concurrent request")
     else:
         finite = math.isfinite(load.request_rate)
         rate = f"{digits(load.request_rate, 3)} requests/s" if finite else "requests all at once"
@@ -117,7 +117,11 @@ def verdict(plan: Plan) -> str:
         return f"cheapest{so_far}: {gpus_text(setting)}, {setting.usd_per_hour:.2f} USD/h; {sureness(plan.choice)}"
     if not plan.complete:
         return "interrupted before any setting met the goals"
-    most, within = plan.best_effort, f"no setting within {plan.space.max_gpus} GPUs"
+    most, within = plan.best_effort, f"no setting within {plural(plan.space.max_gpus, 'GPU')}"
+    if math.isfinite(plan.space.budget):
+        within += f" and {plan.space.budget:.2f} USD/h"
+    if most is not None and most.binds == "budget":
+        return f"{within} holds {plan.model.name}: every engine costs more"
     if most is None or most.nearest is None:
         return f"{within} holds {plan.model.name}: its weights do not fit, or no GPU here has the format"
     where = f"{gpus_text(most.nearest.candidate)} ({engine_text(most.nearest.candidate)})"
@@ -154,41 +158,67 @@ def _print_choice(plan: Plan, choice: SimulatedService) -> None:
     show(Text.assemble((f"cheapest{so_far}   ", ""), (f"{setting.gpus} x {name}", "bold"), "   ",
                        (f"{setting.usd_per_hour:.2f} USD/h", "bold green"),
                        f"   {digits(choice.usd_per_million, 3)} USD per million tokens out"),
-         f"           {engine_text(setting)}; {limits_text(setting)}", f"           {sureness(choice)}")  # fmt: skip
-    surer = next((trial for trial in plan.front if trial.sure), None)
-    if choice.sure is False and surer is not None:
-        show(f"surer      {gpus_text(surer.candidate)}, {surer.usd_per_hour:.2f} USD/h, meets them at the slow end too "
-             "(--sure looks for the cheapest that does)")  # fmt: skip
+         f"           {engine_text(setting)}; {limits_text(setting)}",
+         f"           {sureness(choice)}", *_evidence(plan, choice))  # fmt: skip
+    metrics, low, high = choice.simulation.metrics, choice.simulation.low, choice.simulation.high
+    shown = [(goal.name, time_text(goal.limit_ms / 1e3), goal.key) for goal in choice.goals]
     rows = []
-    for goal in choice.goals:
-        value, interval = choice.simulation.metrics.get(goal.key, 0.0), ""
-        if goal.key in choice.simulation.low:
-            interval = interval_text(choice.simulation.low[goal.key] / 1e3, choice.simulation.high[goal.key] / 1e3)
-        rows.append((goal.name, time_text(goal.limit_ms / 1e3), time_text(value / 1e3), interval))
+    for name, limit, key in (*shown, *((name, "", key) for name, key in _also(plan))):
+        value_s, low_s, high_s = (ends.get(key, metrics.get(key, 0.0)) / 1e3 for ends in (metrics, low, high))
+        rows.append((name, limit, *interval_texts(value_s, low_s, high_s)))
     show("", plain_table("", "goal", "time", "80% interval", right=("goal", "time"), rows=rows), "")
     if plan.headroom is not None:
         show(f"more load  {growth_text(plan.headroom)}")
 
 
+def _also(plan: Plan) -> list[tuple[str, str]]:
+    """Names and keys of the mean latencies that are shown beside the goals: those of which none is a goal's."""
+    given = {goal.metric for goal in plan.goals}
+    return [(f"{name.upper()} mean", f"mean_{name}_ms") for name in ("ttft", "tpot") if name not in given]
+
+
+def _evidence(plan: Plan, choice: SimulatedService) -> list[str]:
+    """What the choice rests on, and what is better known or surer beside it."""
+    lines = []
+    if choice.simulation.supports is not None:
+        lines.append(f"           support {decided(choice.simulation.supports)}")
+    lines += [f"{'measured' if each.support == LEVELS[SEEN] else each.support:<10} {_beside(each)}"
+              for each in plan.better_known]  # fmt: skip
+    if choice.support != LEVELS[SEEN] and plan.measured is None and plan.complete:
+        lines.append("measured   no setting that was measured end to end on its GPU, and its kernels, meets the goals")
+    surer = plan.surer
+    if surer is not None and surer not in plan.better_known:
+        lines.append(f"surer      {_beside(surer)} (--sure looks for the cheapest that does)")
+    return lines
+
+
+def _beside(trial: SimulatedService) -> str:
+    setting = trial.candidate
+    return f"{gpus_text(setting)}, {setting.usd_per_hour:.2f} USD/h, {engine_text(setting)}; {sureness(trial)}"
+
+
 def _front(plan: Plan) -> list[Any]:
-    names = [goal.name for goal in plan.goals]
+    columns = [(goal.name, goal.key) for goal in plan.goals] + [each for each in _also(plan) if "tpot" in each[1]]
+    names = [name for name, _ in columns]
     rows = []
     for trial in plan.front:
-        times = [time_text(trial.simulation.metrics.get(goal.key, 0.0) / 1e3) for goal in plan.goals]
+        times = [time_text(trial.simulation.metrics.get(key, 0.0) / 1e3, 3) for _, key in columns]
         verdict = (
             "the choice" if trial is plan.choice else "surely" if trial.sure else "likely" if trial.meets else "misses"
         )
         rows.append((f"{trial.usd_per_hour:.2f}", gpus_text(trial.candidate), short_text(trial.candidate), *times,
-                     percent(trial.share), verdict))  # fmt: skip
-    heads = ("USD/h", "GPUs", "engine", *names, "of goal", "meets")
-    return [f"cost against latency ({len(rows)} settings that no other beats in both)",
-            dense_table(*heads, left=("GPUs", "engine", "meets"), rows=rows)]  # fmt: skip
+                     f"{trial.share:.0%}", trial.support or "", verdict))  # fmt: skip
+    heads = ("USD/h", "GPUs", "engine", *names, "of goal", "support", "meets")
+    count = plural(len(rows), "setting")
+    return [f"cost against latency ({count} that no other beats in both)",
+            dense_table(*heads, left=("GPUs", "engine", "support", "meets"), rows=rows, gap=1)]  # fmt: skip
 
 
 def _searched(plan: Plan) -> list[str]:
     counts = sorted(plan.discarded.items(), key=lambda item: -item[1])
     counted = "; ".join(f"{count:,} {why}" for why, count in counts)
-    lines = [f"searched   {plan.settings:,} settings, {plan.runs:,} simulations, {plan.seconds:.0f} s: {counted}"]
+    work = f"{plural(plan.settings, 'setting')}, {plural(plan.runs, 'simulation')}, {plan.seconds:.0f} s"
+    lines = [f"searched   {work}: {counted}"]
     trial = plan.choice
     if trial is not None:
         candidate = trial.candidate.engine
@@ -220,6 +250,9 @@ def fields(plan: Plan, hub_name: str, unpriced: list[str]) -> dict[str, Any]:
         "complete": plan.complete,
         "choice": _trial(choice) if choice else None,
         "commands": commands(choice.candidate, hub_name) if choice else [],
+        "measured": _trial(plan.measured) if plan.measured else None,
+        "better_known": [_trial(trial) for trial in plan.better_known],
+        "surer": _trial(plan.surer) if plan.surer else None,
         "front": [_trial(trial) for trial in plan.front],
         "growth": {"holds": growth.holds, "breaks": growth.breaks, "unit": "requests under way" if growth.closed else
                    "requests/s", "goal": growth.goal.key if growth.goal else None, "binds": growth.binds,
@@ -227,7 +260,8 @@ def fields(plan: Plan, hub_name: str, unpriced: list[str]) -> dict[str, Any]:
         "most": {"request_rate": most.rate, "binds": most.binds,
                  "setting": _trial(most.nearest) if most.nearest else None} if most else None,
         "searched": {"settings": plan.settings, "simulations": plan.runs, "seconds": plan.seconds,
-                     "max_gpus": plan.space.max_gpus, "fell_out": dict(plan.discarded)},
+                     "max_gpus": plan.space.max_gpus, "budget_usd_per_hour": plan.space.budget,
+                     "fell_out": dict(plan.discarded)},
         "prices": {gpu.id: attributes(price, "usd_per_hour", "date", "source") for gpu, price in plan.space.gpus},
         "without_price": unpriced,
     }  # fmt: skip
@@ -243,8 +277,8 @@ def _trial(trial: SimulatedService) -> dict[str, Any]:
         metrics |= {f"{key}_{ending}": value for key, value in values.items()}
     return {
         **attributes(setting, "usd_per_hour", "gpus", kv_cache_tokens="limits.kv_tokens"),
-        **attributes(trial, "meets", usd_per_million_output_tokens="usd_per_million", meets_at_slow_end="sure",
-                     share_of_goal="share", nearest_goal="nearest.key"),
+        **attributes(trial, "meets", "support", usd_per_million_output_tokens="usd_per_million",
+                     meets_at_slow_end="sure", share_of_goal="share", nearest_goal="nearest.key"),
         **_engine(setting.engine, setting.replicas, setting.limits),
         "prefill": _engine(setting.prefill, setting.prefill_replicas, setting.prefill_limits) if setting.prefill
                    else None,

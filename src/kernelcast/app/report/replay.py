@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.simulate import head, pool_fields
-from kernelcast.app.report.text import console, digits, evidence_lines, percent, plain_table, show, time_text
+from kernelcast.app.report.text import console, digits, evidence_lines, percent, plain_table, plural, show, time_text
 from kernelcast.ops.work import Array
 from kernelcast.serving.calibrate import CalibratedServer
 from kernelcast.serving.metrics import BenchResult, RequestTimes
@@ -80,7 +80,7 @@ def print_replay(replay: Replay, before: Replay | None = None, fitted: Calibrate
     show(head(replay.service))
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
     loop = f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
-    show(f"{bench.path.name} ({_format(bench)}): {len(load):,} requests, {rate}{loop};"
+    show(f"{bench.path.name} ({_format(bench)}): {plural(len(load), 'request')}, {rate}{loop};"
          f" {load.inputs.mean():,.0f} tokens in, {load.outputs.mean():,.0f} out on average", "")  # fmt: skip
     if fitted:
         _print_fitted(fitted)

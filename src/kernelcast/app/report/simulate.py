@@ -13,8 +13,10 @@ from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
     digits,
     evidence_lines,
+    interval_texts,
     parallel_sizes,
     percent,
+    plural,
     show,
     support_lines,
     time_text,
@@ -25,7 +27,7 @@ from kernelcast.files import complete, quoted
 from kernelcast.schedule import Event, Lane, Timeline
 from kernelcast.serving.scheduler import UNCHUNKED
 from kernelcast.serving.service import EnginePool, Service
-from kernelcast.serving.simulate import Simulation
+from kernelcast.serving.simulate import ATTAINMENT, Simulation
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between tokens",
               "e2el": "end to end"}  # fmt: skip
@@ -51,6 +53,14 @@ def fields(simulation: Simulation) -> dict[str, Any]:
         "prefix_cache_hit_rate": float(served.cached[served.done].sum() / inputs) if inputs else 0.0,
         "max_kv_cache_usage": max(simulation.step_log.kv_use, default=0.0),
         "engine_busy": simulation.busy,
+        "capacity_requests_per_s": simulation.capacity,
+        "capacity_share": simulation.capacity_share,
+        "goals": [
+            {"key": goal.key, "limit_ms": goal.limit_ms, "met": goal.share(simulation.metrics) <= 1}
+            for goal in simulation.targets
+        ],
+        "goodput_share": simulation.attained,
+        "meets": simulation.meets,
         "saturated": simulation.saturated,
         "waited_for": simulation.step_log.blocked_s,
         "binding": simulation.binding,
@@ -116,9 +126,33 @@ def verdict(simulation: Simulation) -> str:
         )
     offline = f"all done in {time_text(simulation.metrics['duration'])}"
     result = offline if simulation.service.offline else "holds the load"
-    if waited > _SELDOM:
-        return f"{result}; requests waited for {simulation.binding} {percent(waited)} of it"
-    return f"{result}; engines run {percent(simulation.busy)} of the time"
+    busy = (
+        f"requests waited for {simulation.binding} {percent(waited)} of it" if waited > _SELDOM else _idle(simulation)
+    )
+    if simulation.capacity_share is None:
+        return f"{result}; {busy}"
+    most = digits(float(simulation.capacity or 0), 3)
+    return f"{result}; {busy}, {simulation.capacity_share:.0%} of capacity ({most} requests/s, all at once)"
+
+
+def _idle(simulation: Simulation) -> str:
+    """'never idle' is no sign of a full engine: steps run one after another however few requests are in them."""
+    idle = 1 - simulation.busy
+    return "never idle" if idle < _SELDOM else f"idle {idle:.0%} of the time"
+
+
+def goals_text(simulation: Simulation) -> str:
+    """Each goal with what it is; empty where none is given."""
+    parts = []
+    for goal in simulation.targets:
+        value = time_text(simulation.metrics.get(goal.key, 0.0) / 1e3, 3)
+        missed = "" if goal.share(simulation.metrics) <= 1 else " (missed)"
+        parts.append(f"{goal.name} {value} of {time_text(goal.limit_ms / 1e3)}{missed}")
+    if simulation.attained is not None:
+        within = f"{percent(simulation.attained)} of requests within the limits of goodput"
+        parts.append(within if simulation.attained >= ATTAINMENT else f"{within} (missed: below {ATTAINMENT:.0%})")
+    verdict = "met" if simulation.meets else "not met"
+    return f"goals {verdict}: {'; '.join(parts)}" if parts else ""
 
 
 def _waited(simulation: Simulation, limit: str) -> float:
@@ -155,8 +189,8 @@ def print_simulation(simulation: Simulation) -> None:
     loop = ", offline" if simulation.service.offline else ""
     loop += f", at most {load.max_concurrency:,} concurrent" if load.max_concurrency else ""
     lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
-    said = filter(None, (verdict(simulation), advice(simulation)))
-    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", *said, "")
+    said = filter(None, (verdict(simulation), goals_text(simulation), advice(simulation)))
+    show(f"{plural(len(load), 'request')}, {rate}{loop}; {lengths}", *said, "")
     show(times_table(_rows(simulation)), "")
     for line in _throughput(simulation):
         show(line)
@@ -187,11 +221,9 @@ def _rows(simulation: Simulation) -> list[tuple[str, str, str, str]]:
             key = f"{ending}_{name}_ms"
             if key not in simulation.metrics:
                 continue
-            interval = ""
-            if key in simulation.low:
-                low, high = (time_text(values[key] / 1e3) for values in (simulation.low, simulation.high))
-                interval = f"{low} to {high}"
-            rows.append((label if ending == "mean" else "", time_text(simulation.metrics[key] / 1e3), interval, ending))
+            value = simulation.metrics[key]
+            ends = (values.get(key, value) / 1e3 for values in (simulation.low, simulation.high))
+            rows.append((label if ending == "mean" else "", *interval_texts(value / 1e3, *ends), ending))
     return rows
 
 
@@ -200,19 +232,28 @@ def _throughput(simulation: Simulation) -> list[str]:
     if not metrics.get("completed"):
         return ["throughput no request was done"]
     goodput = f", {digits(metrics['request_goodput'], 3)} within goals" if "request_goodput" in metrics else ""
-    each = metrics["output_throughput"] / service.gpus
+    each = f", {digits(metrics['output_throughput'] / service.gpus, 3)} a GPU" if service.gpus > 1 else ""
     settings, served = service.pool.settings, simulation.request_times
     used = max(simulation.step_log.kv_use, default=0.0)
     lines = [
-        f"throughput {digits(metrics['request_throughput'], 3)} requests/s{goodput}, "
-        f"{digits(metrics['output_throughput'], 3)} tokens/s out, {digits(each, 3)} a GPU",
+        f"throughput {_rate(simulation, 'request_throughput')} requests/s{goodput}, "
+        f"{_rate(simulation, 'output_throughput')} tokens/s out{each}",
         f"KV cache   {settings.kv_tokens:,} tokens an engine, at most {percent(used)} in use; "
-        f"{served.preempted.sum():,} requests preempted",
+        f"{plural(int(served.preempted.sum()), 'request')} preempted",
     ]
     if served.cached.any():
         share = served.cached[served.done].sum() / served.inputs[served.done].sum()
         lines.append(f"prefixes   {percent(float(share))} of prompt tokens found in the cache")
     return lines
+
+
+def _rate(simulation: Simulation, key: str) -> str:
+    """'7.78 (7.75 to 7.79)': with the interval, where it is known."""
+    value = digits(simulation.metrics[key], 3)
+    if key not in simulation.low:
+        return value
+    ends = (digits(values[key], 3) for values in (simulation.low, simulation.high))
+    return f"{value} ({' to '.join(ends)})"
 
 
 def _print_stages(simulation: Simulation) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kernelcast.app.report.json import attributes, plain
-from kernelcast.app.report.text import dense_table, digits, show, time_text
+from kernelcast.app.report.text import dense_table, digits, plural, show, time_text
 from kernelcast.search.sweep.file import LAYOUT, NAMES, SIZES
 from kernelcast.search.sweep.query import Objective, QueryResult
 from kernelcast.search.sweep.run import SweepOutcome
@@ -39,7 +39,7 @@ def print_outcome(outcome: SweepOutcome, statuses: Mapping[str, int]) -> None:
         rate = "all were there"
     elif outcome.before:
         rate += f", {outcome.before:,} were there"
-    show(f"{outcome.settings:,} settings: {counts}; {rate}", f"rows in {outcome.folder}")
+    show(f"{plural(outcome.settings, 'setting')}: {counts}; {rate}", f"rows in {outcome.folder}")
 
 
 def print_best(result: QueryResult, title: str, wanted: Sequence[Objective]) -> None:
@@ -87,7 +87,7 @@ def print_answer(result: QueryResult) -> None:
     ]
     _wide(dense_table(*result.names, left=texts, rows=rows))
     if len(result.rows) > _SHOWN:
-        show(f"… {len(result.rows) - _SHOWN:,} rows more: --csv, --json, or a LIMIT")
+        show(f"… {plural(len(result.rows) - _SHOWN, 'row')} more: --csv, --json, or a LIMIT")
 
 
 def _cell_text(cell: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +20,8 @@ from kernelcast.results import SUPPORT, Interval
 from kernelcast.schedule import EvidenceSummary, Share
 
 WIDTH = 100
+_NARROW_BAR = 3  # columns, on a terminal of fewer than ``WIDTH``
+_LABEL = 11  # columns of a label and the blanks behind it
 COMMAND = "command"  # style of a line to copy; a terminal shows it plainly
 
 
@@ -26,6 +29,8 @@ _DECIMAL = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, 
 _BINARY = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"), (1, ""))
 _JOULES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+_EXACT = 0.01  # width of an interval over its value, up to which a fourth digit means something
 
 _taken: ContextVar[list[RenderableType] | None] = ContextVar("taken", default=None)
 
@@ -54,6 +59,7 @@ def show(*parts: RenderableType) -> None:
         kept.extend(parts)
         return
     out = console()
+    parts = tuple(hanging(part, out.width) if isinstance(part, str) else part for part in parts)
     if out.is_terminal:
         for part in parts:
             out.print(part)
@@ -63,6 +69,13 @@ def show(*parts: RenderableType) -> None:
             out.print(part)
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def hanging(line: str, width: int) -> str:
+    """A line of a label and a text ('evidence   …'), broken with the text below itself."""
+    if len(line) <= width or line[_LABEL - 1 : _LABEL] != " " or line[_LABEL : _LABEL + 1] == " ":
+        return line
+    return textwrap.fill(line, width, subsequent_indent=_LABEL * " ", break_long_words=False, break_on_hyphens=False)
 
 
 def show_command(line: str) -> None:
@@ -75,20 +88,23 @@ def show_command(line: str) -> None:
 
 
 def plain_table(*columns: str, right: Sequence[str] = (), rows: Iterable[Sequence[RenderableType]] = ()) -> Table:
-    """A line under the names of the columns; those in ``right`` hold numbers."""
+    """A line under the names of the columns; those in ``right`` hold numbers. A narrow terminal breaks text, and cuts
+    nothing off."""
     table = Table(box=SIMPLE_HEAD, pad_edge=True, padding=(0, 1), header_style="bold", show_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
 
 
 def dense_table(*columns: str, left: Sequence[str], rows: Iterable[Sequence[RenderableType]], gap: int = 2) -> Table:
-    """One line a row, no lines between; columns but those in ``left`` hold numbers."""
+    """One line a row, no lines between; columns but those in ``left`` hold numbers. A narrow terminal breaks text, and
+    cuts nothing off."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+        text = name in left
+        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
@@ -106,14 +122,23 @@ def parallel_sizes(layout: Any, gap: str = " ") -> list[str]:
 
 def time_rows(rows: Iterable[tuple[str, Interval, str]]) -> list[tuple[str, str, str, str]]:
     """Rows of a ``times_table`` from names, intervals and notes."""
-    return [(name, time_text(time.value), interval_text(time.low, time.high), note) for name, time, note in rows]
+    return [(name, *interval_texts(time.value, time.low, time.high), note) for name, time, note in rows]
 
 
 def support_lines(supports: WholeSupport, predictor: str) -> list[str]:
-    """The evidence of a whole answer: the level that decides, and of each aspect."""
-    decides = SUPPORT[supports.kernels] if supports.level == supports.kernels else RUN_SUPPORT[supports.run]
+    """The evidence of a whole answer: its level and what decided it, and the level of each aspect."""
     aspects = ", ".join(f"{name} {level}" for name, level in supports.to_dict().items())
-    return [f"support    {supports.level} ({decides}), {predictor}", f"           {aspects}"]
+    return [f"support    {decided(supports)}", f"           {aspects}; {predictor}"]
+
+
+def decided(supports: WholeSupport) -> str:
+    """'near, by the kernels: …': the level of a whole answer, and what decided it."""
+    if supports.kernels == supports.run:
+        return f"{supports.level}, by kernels and run alike: {SUPPORT[supports.kernels]}"
+    if supports.level == supports.kernels:
+        return f"{supports.level}, by the kernels: {SUPPORT[supports.kernels]}"
+    nearest = f"the nearest one measured end to end differs in {' and '.join(supports.differs)}"
+    return f"{supports.level}, by the run: {nearest if supports.differs else RUN_SUPPORT[supports.run]}"
 
 
 def support_text(level: str, predictor: str) -> str:
@@ -125,7 +150,12 @@ def evidence_lines(evidence: EvidenceSummary) -> list[str]:
     """The evidence behind a result, and what was substituted most."""
     changes = evidence.changes
     more = f"; and {len(changes) - 2} more" if len(changes) > 2 else ""
-    return [f"evidence   {evidence.text}"] + ([f"answered   {'; '.join(changes[:2])}{more}"] if changes else [])
+    return [f"evidence   {evidence.text}"] + ([f"stand-ins  {'; '.join(changes[:2])}{more}"] if changes else [])
+
+
+def plural(count: int, noun: str) -> str:
+    """'1 request', '2 requests'."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def truncate(text: str, width: int) -> str:
@@ -142,8 +172,15 @@ def energy_line(energy: Interval | None, gpus: int, seconds: float, tokens: floa
     return [f"energy     {joules_text(energy.value)} ({low} to {high}), {watts}{each}; power model {support}"]
 
 
-def interval_text(low_s: float, high_s: float) -> str:
-    return f"{time_text(low_s)} to {time_text(high_s)}"
+def interval_text(low_s: float, high_s: float, most: int = 4) -> str:
+    return f"{time_text(low_s, most)} to {time_text(high_s, most)}"
+
+
+def interval_texts(value_s: float, low_s: float, high_s: float) -> tuple[str, str]:
+    """A time and its interval, with the digits that the interval leaves a meaning."""
+    exact = high_s - low_s <= _EXACT * value_s
+    most = 4 if exact else 3
+    return time_text(value_s, most), "" if low_s == high_s == value_s else interval_text(low_s, high_s, most)
 
 
 def times_table(rows: Iterable[Sequence[str]]) -> Table:
@@ -160,6 +197,8 @@ def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], char
     heads = [head for phase in totals_s for head in (phase, "")]
     table = plain_table("part", *heads, "bound by", right=tuple(totals_s))
     wide, narrow = chars
+    if console().width < WIDTH:
+        wide = min(wide, _NARROW_BAR)
     for part, phases in sorted(parts.items(), key=lambda item: -sum(share.time_s for share in item[1].values())):
         cells = [part]
         for phase, total_s in totals_s.items():
@@ -167,13 +206,13 @@ def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], char
                 cells += ["", ""]
                 continue
             portion = phases[phase].time_s / total_s if total_s else 0.0
-            cells += [time_text(phases[phase].time_s), f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"]
+            cells += [time_text(phases[phase].time_s, 3), f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"]
         table.add_row(*cells, " / ".join(dict.fromkeys(share.bound_by for share in phases.values())))
     return table
 
 
 def sizes_text(sizes: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} {binary_bytes_text(size)}" for name, size in sizes)
+    return ", ".join(f"{name} {gib_text(size)}" for name, size in sizes)
 
 
 # ---- numbers ----
@@ -191,9 +230,9 @@ def short(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def time_text(seconds: float) -> str:
+def time_text(seconds: float, most: int = 4) -> str:
     unit, symbol = next(((u, w) for u, w in _TIMES if seconds >= u), _TIMES[-1])
-    return f"{digits(seconds / unit)} {symbol}"
+    return f"{digits(seconds / unit, most)} {symbol}"
 
 
 def micros(seconds: float) -> str:
@@ -212,12 +251,13 @@ def joules_text(value: float) -> str:
     return f"{digits(value / unit, 3)} {symbol}"
 
 
-def bytes_text(value: float) -> str:
-    return rate_text(value, "B")
+def gib_text(value: float) -> str:
+    """'73.6 GiB': of memory, where one unit lets figures be compared."""
+    return f"{digits(value / 2**30, 3)} GiB"
 
 
 def binary_bytes_text(value: float) -> str:
-    """'50 MiB': for capacities, which are powers of two."""
+    """'50 MiB': for sizes and capacities."""
     scale, prefix = next(((s, p) for s, p in _BINARY if value >= s), _BINARY[-1])
     return f"{short(value / scale)} {prefix}B"
 

@@ -23,8 +23,8 @@ from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import CACHE, WEIGHTS, Precision
 from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.schedule import Memory
-from kernelcast.search.goals import Goal
 from kernelcast.search.layouts import POWERS, layouts
+from kernelcast.serving.goals import Goal
 from kernelcast.stacks import Stack
 
 BY = ("dollars", "latency", "throughput", "joules")
@@ -109,6 +109,10 @@ class ServingScenario(Scenario):
     def request(self) -> Workload:
         return Workload.equal(1, self.input_len, self.output_len)
 
+    def by_format(self) -> list[ServingScenario]:
+        """The same of each format that was asked for: a comparison has a row of each."""
+        return [replace(self, formats=(name,)) for name in self.formats] if self.formats else [self]
+
     def precisions(self, gpu: Gpu) -> list[Precision]:
         """Formats that are allowed and that the GPU has arithmetic for."""
         names: list[str | None] = [None]
@@ -147,13 +151,15 @@ def chosen_gpus(names: str | Sequence[str], what_ifs: Sequence[str] = ()) -> tup
 @dataclass(frozen=True, eq=False)
 class ComparisonRow(Generic[F]):
     """A GPU: the forecast of its best deployment, or why there is none; where memory is short, the least that one GPU
-    would need."""
+    would need. ``format``: of weights, where each has a row."""
 
     gpu: Gpu
     best: F | None
     why: str = ""
     memory: Memory | None = None
     meets: bool = False  # goals are kept and the rate is carried
+    refused: bool = False  # it could not run, with any memory
+    format: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +186,7 @@ def candidates(scenario: ServingScenario, gpu: Gpu, *, thorough: bool = False) -
         return ComparisonRow(gpu, None, f"{scenario.stack.name} does not run on GPUs of {gpu.vendor.upper()}")
     precisions = scenario.precisions(gpu)
     if not precisions:
-        return ComparisonRow(gpu, None, scenario.missing_formats(gpu))
+        return ComparisonRow(gpu, None, scenario.missing_formats(gpu), refused=True)
     chosen: list[Candidate] = []
     short: list[tuple[Memory, Deployment]] = []
     held = 0  # requests
@@ -195,9 +201,8 @@ def candidates(scenario: ServingScenario, gpu: Gpu, *, thorough: bool = False) -
         why = f"has no room for a batch of {scenario.batch:,}: {scenario.max_gpus} of them hold {held:,}"
         return ComparisonRow(gpu, None, why)
     if not short:
-        return ComparisonRow(
-            gpu, None, f"{scenario.model.name} cannot be sharded over {scenario.max_gpus} GPUs or fewer"
-        )
+        why = f"{scenario.model.name} cannot be sharded over {scenario.max_gpus} GPUs or fewer"
+        return ComparisonRow(gpu, None, why, refused=True)
     least, deployment = min(short, key=lambda pair: pair[0].used_bytes)
     need, has = (size / 2**30 for size in (least.used_bytes, least.available_bytes))
     why = f"needs {need:.1f} GiB a GPU on {deployment.layout.gpus} of them, has {has:.1f}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelcast import models
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.forecast.end_to_end import worse
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import read_prices
@@ -31,7 +31,7 @@ from kernelcast.search.compare.candidates import (
     chosen_gpus,
     split_names,
 )
-from kernelcast.search.goals import Goal, parse_ms
+from kernelcast.serving.goals import Goal, parse_ms
 from kernelcast.stacks import stack as named_stack
 
 Row = ComparisonRow["ServingForecast"]
@@ -267,22 +267,27 @@ def _steady(
 
 
 def compare_gpus(scenario: ServingScenario, *, thorough: bool = False) -> Comparison:
-    """Every GPU at its best; refuses a model that fits on none. ``thorough``: forecast every layout that fits."""
-    tried = [candidates(scenario, gpu, thorough=thorough) for gpu in scenario.gpus]
+    """Every GPU at its best, in each format that was asked for; refuses a model that fits on none. ``thorough``:
+    forecast every layout that fits."""
+    cases = [(gpu, each) for gpu in scenario.gpus for each in scenario.by_format()]
+    tried = [candidates(each, gpu, thorough=thorough) for gpu, each in cases]
     unfit = [each for each in tried if isinstance(each, ComparisonRow)]
     if len(unfit) == len(tried):
-        raise KernelcastError(_nowhere(scenario, unfit))
+        error = KernelcastError if all(row.refused for row in unfit) else DoesNotFit
+        raise error(_nowhere(scenario, unfit))
     groups = [[] if isinstance(each, ComparisonRow) else each for each in tried]
     forecasts = _forecast_groups(scenario, groups)
     closer = [_closer(scenario, group) for group in forecasts]
     for group, more in zip(forecasts, _forecast_groups(scenario, closer), strict=True):
         group += more
-    rows = [
+    best = [
         each if isinstance(each, ComparisonRow) else _best_row(gpu, group)
-        for gpu, each, group in zip(scenario.gpus, tried, forecasts, strict=True)
+        for (gpu, _), each, group in zip(cases, tried, forecasts, strict=True)
     ]
+    rows = [replace(row, format=each.formats[0] if each.formats else None)
+            for row, (_, each) in zip(best, cases, strict=True)]  # fmt: skip
     if not any(row.best for row in rows):  # some fit, but cannot be forecast
-        raise KernelcastError(next(row.why for row in rows if row not in unfit))
+        raise KernelcastError(next(row.why for row in best if row not in unfit))
     rows.sort(key=lambda row: row.best.order if row.best else (math.inf,))
     return Comparison(scenario, tuple(rows), sum(map(len, groups)) + sum(map(len, closer)))
 
@@ -316,9 +321,10 @@ def _best_row(gpu: Gpu, forecasts: Forecasts) -> Row:
 def _nowhere(scenario: ServingScenario, rows: Sequence[Row]) -> str:
     """One line: the GPU that comes nearest, and what would help."""
     nearest = min(rows, key=lambda row: row.memory.missing_bytes if row.memory is not None else math.inf)
-    which = "the nearest" if len(rows) > 1 else "the only candidate"
+    count = len({row.gpu.label for row in rows})
+    which = "the nearest" if count > 1 else "the only candidate"
     return (
-        f"{scenario.model.name} fits on no GPU of {len(rows)} within `max_gpus` {scenario.max_gpus}: {nearest.gpu.id}, "
+        f"{scenario.model.name} fits on no GPU of {count} within `max_gpus` {scenario.max_gpus}: {nearest.gpu.id}, "
         f"{which}, {nearest.why}; more GPUs, a smaller format (`formats` fp8) or a smaller batch may fit"
     )
 

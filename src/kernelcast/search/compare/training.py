@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
@@ -160,7 +160,8 @@ def compare_training(
     rows = [_row(scenario, gpu) for gpu in scenario.gpus]
     if not any(row.best for row in rows):
         roomy = max(rows, key=lambda row: row.gpu.dram_bytes)
-        raise KernelcastError(
+        error = KernelcastError if all(row.refused for row in rows) else DoesNotFit
+        raise error(
             f"a step of {trace.name} fits on no GPU of {len(rows)}: {roomy.gpu.id} {roomy.why}; a smaller "
             f"`batch`, `checkpointing` or more GPUs (`max_gpus`; or `dp` with `zero` 3, `tp`, `pp`) need less of each"
         )
@@ -187,7 +188,7 @@ def _row(scenario: TrainingScenario, gpu: Gpu) -> TrainingRow:
     if fitting:
         return ComparisonRow(gpu, min(fitting, key=lambda forecast: forecast.order), meets=True)
     if refused:
-        return ComparisonRow(gpu, None, f"cannot run it: {refused}")
+        return ComparisonRow(gpu, None, f"cannot run it: {refused}", refused=True)
     need, has = least[0] / 2**30, gpu.dram_bytes / 2**30
     return ComparisonRow(gpu, None, f"needs {need:.1f} GiB a GPU on {least[1]} of them, has {has:.1f}")
 

@@ -18,8 +18,8 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, read_weight_bytes
 from kernelcast.inference.pass_times import kernel_tables
 from kernelcast.ops.dtypes import find_dtype
-from kernelcast.search.goals import PERCENT, Goal
 from kernelcast.search.plan.space import EngineOption, ServiceCandidate
+from kernelcast.serving.goals import PERCENT, Goal
 from kernelcast.serving.load import Load
 from kernelcast.serving.service import EngineSettings
 from kernelcast.serving.step_times import host_time

@@ -1,8 +1,8 @@
 """How to start the chosen service: the command line of each engine, in its flags.
 
 Names and what they count: vLLM's limits are of one data-parallel rank; SGLang's are of all ranks together, and its tp
-counts them all (python/sglang/srt/server_args.py); TensorRT-LLM's attention DP runs one rank on each GPU of tp
-(tensorrt_llm/llmapi/llm_args.py) and is set in a file.
+counts them all (python/sglang/srt/server_args.py, where --pp abbreviates several flags, which argparse refuses);
+TensorRT-LLM's attention DP runs one rank on each GPU of tp (tensorrt_llm/llmapi/llm_args.py) and is set in a file.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ def _vllm(deployment: Deployment, limits: EngineSettings, name: str, phase: str)
 def _sglang(deployment: Deployment, limits: EngineSettings, name: str, phase: str) -> list[str]:
     layout = deployment.layout
     return [_line("python", "-m", "sglang.launch_server", "--model-path", name, flags={
-        "--tp": layout.tp * layout.dp, "--pp": layout.pp, "--dp": layout.dp, "--enable-dp-attention": layout.dp > 1,
-        "--ep": layout.ep, **_formats(deployment), "--max-running-requests": str(limits.max_num_seqs * layout.dp),
+        "--tp-size": layout.tp * layout.dp, "--pp-size": layout.pp, "--dp-size": layout.dp,
+        "--enable-dp-attention": layout.dp > 1, "--ep-size": layout.ep, **_formats(deployment),
+        "--max-running-requests": str(limits.max_num_seqs * layout.dp),
         "--chunked-prefill-size": str(limits.max_num_batched_tokens * layout.dp),
         "--mem-fraction-static": f"{deployment.stack.memory_share:g}", "--disaggregation-mode": phase or None,
     })]  # fmt: skip

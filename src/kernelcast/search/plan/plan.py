@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.models.architecture import Architecture
-from kernelcast.results import HtmlRepr, Renamed
-from kernelcast.search.goals import Goal
+from kernelcast.results import EXTRAPOLATED, LEVELS, SEEN, HtmlRepr, Renamed
 from kernelcast.search.plan.bounds import DECODE, PREFILL, EngineBounds, LoadSummary
 from kernelcast.search.plan.search import OnProgress, Search
 from kernelcast.search.plan.simulator import CostPoint, ServiceSimulator, SimulatedService
 from kernelcast.search.plan.space import SearchSpace, ServiceCandidate
+from kernelcast.serving.goals import Goal
 from kernelcast.serving.load import Load
 
 _GROWS = 1.25  # a step of the load
@@ -49,10 +49,28 @@ class BestEffort:
     binds: str
 
 
+def surer_of(choice: SimulatedService, others: Iterable[SimulatedService]) -> SimulatedService | None:
+    """The cheapest that meets the goals at the slow end of the forecast where ``choice`` does not: on better evidence,
+    or on evidence of the same level and with an interval that is no wider."""
+    if choice.sure is not False:
+        return None
+
+    def doubt(run: SimulatedService) -> tuple[int, float]:
+        return _level(run), run.slow_share / run.share
+
+    able = [each for each in others if each.sure and doubt(each) <= doubt(choice)]
+    return min(able, key=lambda each: (each.usd_per_hour, each.slow_share), default=None)
+
+
+def _level(run: SimulatedService) -> int:
+    return LEVELS.index(run.support or LEVELS[EXTRAPOLATED])
+
+
 @dataclass(eq=False)
 class Plan(HtmlRepr, Renamed):
-    """``choice`` None: nothing meets the goals, and ``best_effort`` comes nearest. Not ``complete``: interrupted, and
-    the choice is the best so far."""
+    """``choice`` None: nothing meets the goals, and ``best_effort`` comes nearest. ``better_known``: the cheapest on
+    better evidence than the choice, the best evidence first. Not ``complete``: interrupted, and the choice is the best
+    so far."""
 
     _renamed = {"growth": "headroom", "most": "best_effort", "fallen": "discarded", "grid": "space"}
 
@@ -62,6 +80,7 @@ class Plan(HtmlRepr, Renamed):
     space: SearchSpace
     sure: bool  # the slow end of the forecast must meet the goals
     choice: SimulatedService | None = None
+    better_known: list[SimulatedService] = field(default_factory=list)
     front: list[SimulatedService] = field(default_factory=list)
     headroom: Headroom | None = None
     best_effort: BestEffort | None = None
@@ -71,6 +90,18 @@ class Plan(HtmlRepr, Renamed):
     runs: int = 0
     seconds: float = 0.0
     complete: bool = True
+
+    @property
+    def measured(self) -> SimulatedService | None:
+        """The cheapest on measured ground ("seen"): the choice itself, or one beside it; None: nothing there meets the
+        goals."""
+        runs = [self.choice, *self.better_known] if self.choice else []
+        return next((run for run in runs if run and run.support == LEVELS[SEEN]), None)
+
+    @property
+    def surer(self) -> SimulatedService | None:
+        """The cheapest known that meets the goals more surely than the choice; None where that is sure, or none is."""
+        return surer_of(self.choice, [*self.better_known, *self.front]) if self.choice else None
 
 
 def plan(
@@ -94,7 +125,9 @@ def plan(
             if on_progress:
                 on_progress(0, 1, "headroom and front")
             result.choice = simulator.both_ends(search.best.candidate)
-            result.headroom = headroom(simulator, search.best.candidate)
+            result.better_known = better_known(search, result.choice, on_progress)
+            _prefer_evidence(result, result.choice)
+            result.headroom = headroom(simulator, result.choice.candidate)
             result.front = front(search, result.choice)
     except KeyboardInterrupt:
         result.complete = False
@@ -102,6 +135,35 @@ def plan(
     result.discarded, result.points, result.settings = dict(+search.discarded), simulator.points, search.settings
     result.runs, result.seconds = simulator.runs, time.monotonic() - begun
     return result
+
+
+def _prefer_evidence(result: Plan, choice: SimulatedService) -> None:
+    """Of settings that cost the same, the one on the best evidence is the choice."""
+    for at, run in enumerate(result.better_known):
+        if run.usd_per_hour <= choice.usd_per_hour + 1e-9:
+            result.choice, result.better_known = run, result.better_known[:at]
+            return
+
+
+def better_known(
+    search: Search, choice: SimulatedService, on_progress: OnProgress | None = None
+) -> list[SimulatedService]:
+    """The cheapest on each better level of evidence than the choice's, the best level first; one that costs no less
+    than one on better evidence is left out."""
+    found: list[SimulatedService] = []
+    for at in range(_level(choice)):
+        engines = [
+            bounds
+            for bounds in search.engines
+            if search.space.most(bounds.engine) and LEVELS.index(search.simulator.support(bounds.engine)) <= at
+        ]
+        if not engines:
+            continue
+        among = search.among(engines)
+        among.run(on_progress)
+        if among.best and all(among.best.usd_per_hour < each.usd_per_hour - 1e-9 for each in found):
+            found.append(search.simulator.both_ends(among.best.candidate))
+    return found
 
 
 def scaled(load: Load, factor: float) -> Load:
@@ -138,9 +200,10 @@ def headroom(simulator: ServiceSimulator, candidate: ServiceCandidate) -> Headro
 # ---- nothing meets the goals ----
 def best_effort(search: Search) -> BestEffort:
     """The highest rate that some candidate within the GPUs allowed holds."""
-    able = [bounds for bounds in search.engines if search.built(bounds)]
+    paid = [bounds for bounds in search.engines if search.space.most(bounds.engine)]
+    able = [bounds for bounds in paid if search.built(bounds)]
     if not able:
-        return BestEffort(None, 0.0, "memory")
+        return BestEffort(None, 0.0, "budget" if search.engines and not paid else "memory")
     best: BestEffort | None = None
     candidates: list[ServiceCandidate] = []
     if search.load.rate and search.space.disaggregated != "only":
@@ -156,25 +219,25 @@ def best_effort(search: Search) -> BestEffort:
 
 def _widest(search: Search, able: Iterable[EngineBounds]) -> list[ServiceCandidate]:
     """Aggregated services of all GPUs allowed that promise most requests a second."""
-    most = search.space.max_gpus
+    most = search.space.most
     fit = [bounds for bounds in able if not bounds.misses()]
-    fit.sort(key=lambda bounds: -bounds.best_rate * (most // bounds.engine.gpus))
+    fit.sort(key=lambda bounds: -bounds.best_rate * most(bounds.engine))
     return [
-        ServiceCandidate(
-            bounds.engine, bounds.engine.limits[bounds.rates.index(bounds.best_rate)], most // bounds.engine.gpus
-        )
+        ServiceCandidate(bounds.engine, bounds.engine.limits[bounds.rates.index(bounds.best_rate)], most(bounds.engine))
         for bounds in fit[:_TRIED]
     ]
 
 
 def _widest_pairs(search: Search) -> list[ServiceCandidate]:
     """Disaggregated services that promise most, the GPUs shared out between prefill and decode."""
-    most, promised = search.space.max_gpus, []
+    promised = []
     for pair in search.pairs():
         if pair.prefill.steps is None or pair.decode.steps is None:
             continue
         prefill_rate, decode_rate = pair.prefill.phase_rate(PREFILL), pair.decode.phase_rate(DECODE)
-        gpus = pair.prefill.engine.gpus
+        most, gpus = search.space.gpus_within(pair.prefill.engine.price), pair.prefill.engine.gpus
+        if most < gpus + pair.decode.engine.gpus:
+            continue
         splits = [(n, (most - n * gpus) // pair.decode.engine.gpus) for n in range(1, most // gpus + 1)]
         rate, prefills, decodes = max((min(n * prefill_rate, m * decode_rate), n, m) for n, m in splits)
         if rate:
@@ -231,7 +294,7 @@ def front(search: Search, choice: SimulatedService) -> list[SimulatedService]:
     """The Pareto front of cost and latency (the share of the goal nearest to breaking), run whole at both ends of the
     forecast; the cheapest first, the choice among them."""
     for budget in _BUDGETS:
-        for candidate in _promising(search, choice, budget * choice.usd_per_hour):
+        for candidate in _promising(search, choice, min(search.space.budget, budget * choice.usd_per_hour)):
             try:
                 search.simulator.quick(candidate, early=False)
             except KernelcastError:

@@ -16,16 +16,17 @@ from dataclasses import dataclass, field, replace
 
 from kernelcast.errors import KernelcastError
 from kernelcast.models.architecture import Architecture
-from kernelcast.search.goals import Goal
 from kernelcast.search.plan.bounds import EngineBounds, EnginePair, LoadSummary
 from kernelcast.search.plan.simulator import MARGIN, ServiceSimulator, SimulatedService
 from kernelcast.search.plan.space import EngineOption, SearchSpace, ServiceCandidate
+from kernelcast.serving.goals import Goal
 from kernelcast.serving.service import EngineSettings
 
 ALONE = "one request alone breaks a goal"
 TOO_SLOW = "cannot carry the load"
 TOO_MANY = "needs more GPUs than allowed"
 DEARER = "cannot be cheaper than the choice"
+BEYOND = "dearer than the budget"
 MISSED = "simulated, and misses a goal"
 MET = "meets the goals, but is no cheaper than the choice"
 REFUSED = "the engine refuses the requests, or has no kernels for it"
@@ -49,8 +50,9 @@ class Search:
 
     def run(self, on_progress: OnProgress | None = None) -> None:
         """Search until no remaining candidate could be cheaper."""
-        options = self.space.engines(self.model, int(self.load.context_mean), self.discarded)
-        self.engines = [EngineBounds(engine, self.load, self.goals) for engine in options]
+        if not self.engines:
+            options = self.space.engines(self.model, int(self.load.context_mean), self.discarded)
+            self.engines = [EngineBounds(engine, self.load, self.goals) for engine in options]
         self.settings = self.discarded.total() + sum(self._count(bounds.engine) for bounds in self.engines)
         if self.space.disaggregated != "only":
             self._aggregated(on_progress)
@@ -63,9 +65,19 @@ class Search:
     def _discard(self, why: str, count: int) -> None:
         self.discarded[why] += max(0, count)
 
+    def among(self, engines: list[EngineBounds]) -> Search:
+        """A search of its own among some of the engines."""
+        return Search(self.model, self.space, self.simulator, self.goals, self.load, engines=engines)
+
     @property
     def budget(self) -> float:
-        return self.best.usd_per_hour if self.best else math.inf
+        """What a candidate may cost at most."""
+        return self.best.usd_per_hour if self.best else self.space.budget
+
+    @property
+    def too_dear(self) -> str:
+        """Why a candidate beyond that is discarded."""
+        return DEARER if self.best else BEYOND
 
     def built(self, bounds: EngineBounds) -> bool:
         """Bounds by step times; whether the engine has kernels at all."""
@@ -102,7 +114,7 @@ class Search:
         if bounds.misses():
             return ALONE
         if cost > self.budget + _EPS:
-            return DEARER
+            return self.too_dear
         if cost > self.space.max_gpus * bounds.engine.price.usd_per_hour + _EPS:
             return TOO_SLOW if bounds.steps else TOO_MANY
         return ""
@@ -114,7 +126,7 @@ class Search:
         self._discard(TOO_SLOW, min(least - 1, allowed))
         if least > allowed:
             return
-        self._discard(DEARER, allowed - max(most, least - 1))
+        self._discard(self.too_dear, allowed - max(most, least - 1))
         if most < least:
             return
         try:
@@ -186,8 +198,8 @@ class Search:
         for at, (cost, pair) in enumerate(costs):
             if on_progress:
                 on_progress(at, len(costs), "disaggregated")
-            if cost > self.budget - _EPS or math.isinf(cost):
-                self._discard(DEARER if self.best else TOO_SLOW, len(costs) - at)
+            if self._costs_too_much(cost) or math.isinf(cost):
+                self._discard(TOO_SLOW if math.isinf(cost) and not self.best else self.too_dear, len(costs) - at)
                 break
             why = self._pair(pair)
             if why:
@@ -218,7 +230,11 @@ class Search:
     def _beyond(self, candidate: ServiceCandidate) -> str:
         if candidate.gpus > self.space.max_gpus:
             return TOO_MANY
-        return DEARER if candidate.usd_per_hour > self.budget - _EPS else ""
+        return self.too_dear if self._costs_too_much(candidate.usd_per_hour) else ""
+
+    def _costs_too_much(self, cost: float) -> bool:
+        """A pair must be cheaper than the best, which is simpler to run; without one the budget may be spent whole."""
+        return cost > self.budget - _EPS if self.best else cost > self.budget + _EPS
 
     def _most_of(self, first: ServiceCandidate) -> ServiceCandidate:
         """The largest allowed service with about the same proportion of both."""

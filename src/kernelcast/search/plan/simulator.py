@@ -9,17 +9,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.end_to_end import end_to_end
 from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.forward import Deployment
-from kernelcast.search.goals import PERCENT, Goal, worst
-from kernelcast.search.plan.space import ServiceCandidate
+from kernelcast.results import EXTRAPOLATED, LEVELS
+from kernelcast.search.plan.space import EngineOption, ServiceCandidate
+from kernelcast.serving.goals import PERCENT, Goal, worst
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import LatencyGoals as NoGoals
 from kernelcast.serving.metrics import RequestTimes, metrics
 from kernelcast.serving.scheduler import Request
-from kernelcast.serving.service import EnginePool
+from kernelcast.serving.service import EnginePool, whole_support
 from kernelcast.serving.simulate import Cluster, Simulation, check, simulate
-from kernelcast.serving.step_times import StepTimeTables
+from kernelcast.serving.step_times import StepTimeTables, decode_evidence
 
 QUICK = 320  # requests of a short run, of each engine that it has
 _ENGINES = 4  # of a short run, that its requests are counted by
@@ -61,15 +63,25 @@ class SimulatedService:
         return self.share <= 1.0
 
     @property
-    def sure(self) -> bool | None:
-        """Whether it meets the goals at the slow end too; None where that was not run."""
+    def slow_share(self) -> float:
+        """``share`` at the slow end of the forecast; infinity where the queue grows, NaN where that was not run."""
         likely, slow = self.simulation.metrics, self.simulation.high
         if not slow:
-            return None
+            return math.nan
         behind = self.simulation.low["request_throughput"] < _KEEPS_UP * likely["request_throughput"]
         longer = slow["mean_ttft_ms"] > 2 * likely["mean_ttft_ms"]
         grows = behind and longer and not self.simulation.load.max_concurrency
-        return self.meets and not grows and worst(self.goals, slow)[1] <= 1.0
+        return math.inf if grows else worst(self.goals, slow)[1]
+
+    @property
+    def sure(self) -> bool | None:
+        """Whether it meets the goals at the slow end too; None where that was not run."""
+        return None if math.isnan(self.slow_share) else self.meets and self.slow_share <= 1.0
+
+    @property
+    def support(self) -> str | None:
+        """Level of the whole answer; None where no kernel was forecast."""
+        return self.simulation.supports.level if self.simulation.supports else None
 
     @property
     def usd_per_hour(self) -> float:
@@ -150,6 +162,7 @@ class ServiceSimulator:
         self._times: dict[int, Times] = {}  # by id of the GPU: it is no key of a dictionary
         self._tables = StepTimeTables(self.times)
         self._prepared: set[int] = set()
+        self._supports: dict[int, str] = {}  # by id of the engine
         self.runs = 0
         self.points: list[CostPoint] = []
         first = load.take(slice(0, QUICK))
@@ -163,6 +176,18 @@ class ServiceSimulator:
         if key not in self._times:
             self._times[key] = Times(deployment.gpu, self.conditions)
         return self._times[key]
+
+    def support(self, engine: EngineOption) -> str:
+        """Level of a service of such engines, without a run."""
+        if id(engine) not in self._supports:
+            deployment = engine.deployment
+            setting = deployment.setting(self.load.form)
+            level = end_to_end().level(setting)
+            if level != LEVELS[EXTRAPOLATED]:  # else its kernels do not matter
+                context = int((self.load.inputs + self.load.outputs).max())
+                level = whole_support(setting, decode_evidence(deployment, self.times(deployment), context)).level
+            self._supports[id(engine)] = level
+        return self._supports[id(engine)]
 
     def quick(self, candidate: ServiceCandidate, *, early: bool = True) -> SimulatedService:
         """A short run of one engine with its share of the load. ``early``: end it once it is clear that a goal breaks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -41,12 +42,24 @@ class SearchSpace:
     max_num_batched_tokens: tuple[int, ...] | None = None
     disaggregated: str = "also"
     skew: float = 0.0  # of tokens over experts; 0: as trained routers choose
+    budget: float = math.inf  # USD per hour, of all GPUs
 
     def __post_init__(self) -> None:
         if self.max_gpus < 1:
             raise KernelcastError(f"`max_gpus` is 1 or more, not {self.max_gpus}")
+        if not self.budget > 0:
+            raise KernelcastError(f"`budget` is USD per hour, above 0, not {self.budget:g}")
         if not self.gpus:
             raise KernelcastError("no GPU has a price: give `price` GPU=USD per hour, or `prices` FILE")
+
+    def gpus_within(self, price: Price) -> int:
+        """GPUs of this price that are allowed and that the budget pays for."""
+        paid = self.budget / price.usd_per_hour + 1e-9 if price.usd_per_hour else math.inf
+        return int(min(self.max_gpus, paid))
+
+    def most(self, engine: EngineOption) -> int:
+        """Replicas that are allowed and that the budget pays for."""
+        return self.gpus_within(engine.price) // engine.gpus
 
     def engines(self, model: Architecture, context: int, discarded: Counter[str]) -> Iterator[EngineOption]:
         """Every engine that holds the model; what does not is counted in ``discarded``."""

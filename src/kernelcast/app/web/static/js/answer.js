@@ -21,7 +21,7 @@
 
 import { intervalBar } from "./charts.js";
 import { h } from "./dom.js";
-import { countText, oneDecimalPercent, wholePercent } from "./units.js";
+import { countText, digitsOf, oneDecimalPercent, wholePercent } from "./units.js";
 
 export const DASH = "—";
 export const SUPPORT = {
@@ -66,11 +66,13 @@ export const value = (answer, key, format, unit = "") =>
 
 function figure(answer, [key, label, format, note, unit]) {
   const [low, high] = [answer[`${key}_low`], answer[`${key}_high`]];
-  const text = has(low) && `${format(low)} to ${format(high)}`;
+  const most = digitsOf(answer[key], low, high);
+  const shown = (number) => format(number, most);
+  const text = has(low) && `${shown(low)} to ${shown(high)}`;
   return h(
     "div.figure",
     h("p.figure-label", label),
-    value(answer, key, format, unit),
+    value(answer, key, shown, unit),
     text && [
       intervalBar({ low, value: answer[key], high, label: `${label}: 80% interval ${text}` }),
       h("p.interval-text", text),

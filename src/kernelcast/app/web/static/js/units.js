@@ -1,7 +1,7 @@
 /* Numbers as people read them: the very texts that the command line prints (kernelcast/app/report/units.py).
 
    digits(1234.5) "1,234"   short(4.800) "4.8"   timeText(0.361) "361.0 ms"   rateText(4.8e12, "B/s") "4.8 TB/s"
-   bytesText(37748736) "37.75 MB"   binaryBytesText(2**30) "1 GiB"   joulesText(354) "354 J"   wattsText(495.05) "495 W"
+   binaryBytesText(2**30) "1 GiB"   gibText(2**29) "0.500 GiB"   joulesText(354) "354 J"   wattsText(495.05) "495 W"
    percent(0.0229) "2.3%"   wholePercent(0.67) "67%"
    countText(35742) "35,742"   billions(8.03e9) "8.03 B"   valueText(any) */
 
@@ -67,11 +67,14 @@ export const short = (value) => unpadded(digits(value));
 
 const scaled = (value, scales) => scales.find(([unit]) => value >= unit) ?? scales.at(-1);
 
-export function timeText(seconds) {
+export function timeText(seconds, most = 4) {
   if (!known(seconds)) return NOTHING;
   const [unit, symbol] = scaled(seconds, TIMES);
-  return `${digits(seconds / unit)} ${symbol}`;
+  return `${digits(seconds / unit, most)} ${symbol}`;
 }
+
+/** Digits that an interval leaves a meaning: three, four of what is known within 1%. */
+export const digitsOf = (value, low, high) => (known(low) && high - low > 0.01 * value ? 3 : 4);
 
 export const micros = (seconds) => digits(seconds * 1e6);
 
@@ -87,13 +90,14 @@ export function joulesText(value) {
   return `${digits(value / unit, 3)} ${symbol}`;
 }
 
-export const bytesText = (value) => rateText(value, "B");
-
 export function binaryBytesText(value) {
   if (!known(value)) return NOTHING;
   const [scale, prefix] = scaled(value, BINARY);
   return `${short(value / scale)} ${prefix}B`;
 }
+
+/** Of memory: one unit lets figures be compared. */
+export const gibText = (value) => (known(value) ? `${digits(value / 2 ** 30, 3)} GiB` : NOTHING);
 
 const percents = (share, decimals) => (known(share) ? `${fixed(share * 100, decimals).replaceAll(",", "")}%` : NOTHING);
 

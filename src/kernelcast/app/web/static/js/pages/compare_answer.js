@@ -121,7 +121,7 @@ function unfit(answer, { name }) {
     table(
       "GPUs that do not run this model, and why",
       ["GPU", "why"],
-      rows.map((row) => [name(row), row.why]),
+      rows.map((row) => [row.format ? `${name(row)} ${row.format}` : name(row), row.why]),
       { id: "unfit-table" },
     ),
   );

@@ -3,6 +3,7 @@
 import { DASH, has, layoutParts } from "../answer.js";
 import { countText, digits, fixed, timeText } from "../units.js";
 
+const LEVELS = ["seen", "near", "extrapolated"];
 const BEST = { dollars: "cheapest", latency: "fastest", throughput: "most", joules: "least energy" };
 
 export const replicasText = (row) => `${row.replicas} x ${layoutParts(row.layout, "").join(" ") || "tp1"}`;
@@ -52,12 +53,14 @@ export function bestLine(answer) {
   if (!first.meets) return `none does all that is asked; ${first.name} is nearest: ${first.why}`;
   const by = byOf(answer);
   const best = by || first.usd_per_million_tokens !== null ? BEST[by ?? "dollars"] : "most a GPU";
-  const nearer = real.find((row) => row.meets && row.support !== "extrapolated");
-  const also =
-    first.support === "extrapolated" && nearer
-      ? `; ${best} that is near measured calls: ${rowText(answer, nearer)}`
-      : "";
-  return `${best}: ${rowText(answer, first)}${also}`;
+  let level = LEVELS.indexOf(first.support);
+  const also = real.flatMap((row) => {
+    const better = row.meets && LEVELS.indexOf(row.support) < level;
+    if (!better) return [];
+    level = LEVELS.indexOf(row.support);
+    return [`; on better evidence (${row.support}): ${rowText(answer, row)}`];
+  });
+  return `${best}: ${rowText(answer, first)}; ${first.support}${also.join("")}`;
 }
 
 /** A few names, and how many more. */

@@ -6,7 +6,7 @@ import { limitBars } from "../charts.js";
 import { fill, h } from "../dom.js";
 import { roofline, roofsOf } from "../plots.js";
 import {
-  bytesText,
+  binaryBytesText,
   countText,
   digits,
   fixed,
@@ -168,7 +168,7 @@ function onRoofline(answer, peaks) {
 
 function moved(answer) {
   const bytes = dramBytes(answer);
-  const traffic = `${rateText(bytes / answer.time_s, "B/s")}, ${bytesText(bytes)} in the predicted time`;
+  const traffic = `${rateText(bytes / answer.time_s, "B/s")}, ${binaryBytesText(bytes)} in the predicted time`;
   const clock = answer.clock_share < 1 ? `, which leaves ${percent(answer.clock_share)} of the clock` : "";
   const energy = has(answer.energy_j)
     ? [

@@ -3,7 +3,7 @@
 import { facts } from "../answer.js";
 import { chart } from "../charts.js";
 import { h, s } from "../dom.js";
-import { bytesText, countText, digits, percent, shortCount, tileText, timeText } from "../units.js";
+import { binaryBytesText, countText, digits, percent, shortCount, tileText, timeText } from "../units.js";
 
 const SHOWN = 12; // waves drawn one by one; of more, the first and the last
 
@@ -113,7 +113,7 @@ export function wavesOf(phase, at, phases, sms) {
       ],
       ["waves", `${digits(phase.waves, 3)}, tail ${percent(phase.tail)}`],
       ["padding", percent(phase.padding)],
-      ["DRAM", `${bytesText(phase.dram_bytes)}, ${percent(phase.l2_resident)} in L2`],
+      ["DRAM", `${binaryBytesText(phase.dram_bytes)}, ${percent(phase.l2_resident)} in L2`],
       ["launches", phase.launches === 1 ? null : countText(phase.launches)],
     ]),
   );

@@ -21,9 +21,9 @@ import {
 import { seriesOf, stackedBars, swatch } from "../charts.js";
 import { h } from "../dom.js";
 import {
-  binaryBytesText,
   countText,
   digits,
+  gibText,
   joulesText,
   percent,
   timeText,
@@ -44,16 +44,16 @@ function title(answer, stack) {
 }
 
 function headline(answer, encoder) {
-  const into = `${digits(answer.input_tokens / answer.prefill_s)} tokens/s in`;
+  const into = `${digits(answer.input_tokens / answer.prefill_s, 3)} tokens/s in`;
   if (encoder) return figures(answer, [["ttft_s", "One pass", timeText, `${into}, MFU ${percent(answer.mfu)}`]]);
-  const first = answer.requests > 1 ? `of the whole batch, ${timeText(answer.mean_ttft_s)} on average; ${into}` : into;
+  const first = answer.requests > 1 ? `of the whole batch, ${timeText(answer.mean_ttft_s, 3)} on average; ${into}` : into;
   const decodes = answer.decode_steps > 0;
   const rate = (seconds) => (answer.tokens_per_s * answer.total_s) / seconds;
   const ends = { tokens_per_s_low: rate(answer.total_s_high), tokens_per_s_high: rate(answer.total_s_low) };
-  const share = answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu)} a GPU` : `MFU ${percent(answer.mfu)}`;
+  const share = answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu, 3)} a GPU` : `MFU ${percent(answer.mfu)}`;
   return figures({ ...answer, ...ends }, [
     ["ttft_s", "Time to first token", timeText, first],
-    decodes ? ["tpot_s", "Time per output token", timeText, `${digits(1 / answer.tpot_s)} tokens/s a request`] : null,
+    decodes ? ["tpot_s", "Time per output token", timeText, `${digits(1 / answer.tpot_s, 3)} tokens/s a request`] : null,
     ["total_s", "Total", timeText, decodes ? `${countText(answer.decode_steps)} decode steps` : "one pass"],
     ["tokens_per_s", "Output rate", digits, share, "tokens/s"],
   ]);
@@ -78,7 +78,7 @@ function breakdown(answer) {
   );
   const rows = phases.map((phase) => ({
     label: phase,
-    text: timeText(totals[phase]),
+    text: timeText(totals[phase], 3),
     total: totals[phase],
     parts: parts
       .filter(([, byPhase]) => byPhase[phase])
@@ -86,7 +86,7 @@ function breakdown(answer) {
         name: part,
         value: byPhase[phase].time_s,
         series: series(part),
-        text: `${timeText(byPhase[phase].time_s)}, ${wholePercent(byPhase[phase].time_s / totals[phase])}, bound by ${byPhase[phase].bound_by}`,
+        text: `${timeText(byPhase[phase].time_s, 3)}, ${wholePercent(byPhase[phase].time_s / totals[phase])}, bound by ${byPhase[phase].bound_by}`,
       })),
   }));
   const cells = parts.map(([part, byPhase]) => [
@@ -94,7 +94,7 @@ function breakdown(answer) {
     ...phases.flatMap((phase) =>
       byPhase[phase]
         ? [
-            timeText(byPhase[phase].time_s),
+            timeText(byPhase[phase].time_s, 3),
             wholePercent(byPhase[phase].time_s / totals[phase]),
             byPhase[phase].bound_by,
           ]
@@ -146,18 +146,18 @@ function memory(answer) {
     ["KV cache", bytes.cache_bytes],
     ["activations", bytes.activation_bytes],
     ["stack", bytes.stack_bytes],
-  ].map(([name, value]) => [name, value, binaryBytesText(value)]);
+  ].map(([name, value]) => [name, value, gibText(value)]);
   return card(
     "Memory of a GPU",
     { id: "memory" },
-    value(answer, "memory_bytes", binaryBytesText),
+    value(answer, "memory_bytes", gibText),
     memoryBar(
       parts,
       bytes.available_bytes,
-      `of ${binaryBytesText(bytes.available_bytes)} that the stack fills`,
+      `of ${gibText(bytes.available_bytes)} that the stack fills`,
       percent(answer.memory_bytes / bytes.available_bytes),
     ),
-    facts([["memory of the GPU", binaryBytesText(bytes.gpu_bytes)]]),
+    facts([["memory of the GPU", gibText(bytes.gpu_bytes)]]),
   );
 }
 

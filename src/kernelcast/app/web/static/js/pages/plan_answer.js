@@ -17,7 +17,7 @@ import {
 import { h } from "../dom.js";
 import { paretoFront, scatter, tickTime } from "../plots.js";
 import { copyButton } from "../share.js";
-import { breakable, ms } from "./serve_answer.js";
+import { breakable, ms, msInterval, msOf } from "./serve_answer.js";
 import { countText, digits, fixed, percent, short } from "../units.js";
 
 const goalName = (key) => {
@@ -69,15 +69,16 @@ function headline(answer, stack) {
 function goals(answer) {
   const choice = answer.choice;
   if (!choice) return null;
-  const rows = answer.goals.map(({ key, limit_ms: limit }) => {
+  const given = answer.goals.map(({ key }) => key.split("_")[1]);
+  const also = ["ttft", "tpot"].filter((name) => !given.includes(name));
+  const means = also.map((name) => ({ key: `mean_${name}_ms`, limit_ms: null }));
+  const rows = [...answer.goals, ...means].map(({ key, limit_ms: limit }) => {
     const metrics = choice.metrics;
-    const interval =
-      metrics[`${key}_low`] === undefined ? "" : `${ms(metrics[`${key}_low`])} to ${ms(metrics[`${key}_high`])}`;
     return [
       goalName(key),
-      ms(limit),
-      h("span", { dataset: { figure: key, value: metrics[key] } }, ms(metrics[key])),
-      interval,
+      limit === null ? "" : ms(limit),
+      h("span", { dataset: { figure: key, value: metrics[key] } }, msOf(metrics, key)),
+      msInterval(metrics, key),
     ];
   });
   return card(
@@ -103,7 +104,10 @@ const SURE = {
 function growth(answer) {
   const choice = answer.choice;
   if (!choice && !answer.growth && !answer.most?.request_rate) return null;
-  const surer = choice?.meets_at_slow_end === false ? answer.front.find((trial) => trial.meets_at_slow_end) : null;
+  const surer = answer.surer ?? null;
+  const known = (answer.better_known ?? []).map((trial) =>
+    note("plain", `On better evidence (${trial.support}): ${gpusText(trial)}, ${usd(trial.usd_per_hour)} USD/h.`),
+  );
   return card(
     "More load, and how surely",
     { id: "growth" },
@@ -111,6 +115,8 @@ function growth(answer) {
       ? h("p", { dataset: { figure: "growth_holds", value: answer.growth.holds } }, answer.growth.text)
       : null,
     choice ? h("p#sureness", SURE[String(choice.meets_at_slow_end ?? null)]) : null,
+    choice?.support ? h("p#plan-support", `Support of the choice: ${choice.support}.`) : null,
+    ...known,
     surer
       ? note("plain", `Surer: ${gpusText(surer)}, ${usd(surer.usd_per_hour)} USD/h, meets them at the slow end too.`)
       : null,

@@ -18,7 +18,7 @@ import {
 import { rankBars } from "../charts.js";
 import { h } from "../dom.js";
 import { lineChart } from "../plots.js";
-import { countText, digits, percent, short, timeText } from "../units.js";
+import { countText, digits, digitsOf, percent, short, timeText } from "../units.js";
 
 const LATENCIES = {
   ttft: "Time to first token",
@@ -27,7 +27,15 @@ const LATENCIES = {
   e2el: "End to end",
 };
 const STATISTICS = ["mean", "p50", "p90", "p99"];
-export const ms = (value) => timeText(value / 1e3);
+export const ms = (value, most = 4) => timeText(value / 1e3, most);
+const digitsOfKey = (metrics, key) => digitsOf(metrics[key], metrics[`${key}_low`], metrics[`${key}_high`]);
+/** A latency with the digits that its interval leaves, and the interval; empty where it is not known. */
+export const msOf = (metrics, key) => ms(metrics[key], digitsOfKey(metrics, key));
+export function msInterval(metrics, key) {
+  const most = digitsOfKey(metrics, key);
+  const ends = [metrics[`${key}_low`], metrics[`${key}_high`]];
+  return has(ends[0]) ? ends.map((end) => ms(end, most)).join(" to ") : "";
+}
 const rate = (value) => digits(value, 3);
 
 export const simulatedLine = (answer) =>
@@ -61,7 +69,7 @@ function title(answer, stack) {
 function headline(answer) {
   const { request_goodput: goodput, request_throughput: done, gpus } = answer;
   const p99 = (name, label) =>
-    has(answer[`p99_${name}_ms`]) ? [`p99_${name}_ms`, label, ms, `mean ${ms(answer[`mean_${name}_ms`])}`] : null;
+    has(answer[`p99_${name}_ms`]) ? [`p99_${name}_ms`, label, ms, `mean ${msOf(answer, `mean_${name}_ms`)}`] : null;
   const within = () => `${percent(goodput / done)} of the requests`;
   const share = gpus > 1 ? `${rate(answer.output_throughput / gpus)} a GPU` : null;
   return figures(answer, [
@@ -86,17 +94,15 @@ function latencies(answer) {
           value: answer[key],
           low: answer[`${key}_low`],
           high: answer[`${key}_high`],
-          text: ms(answer[key]),
+          text: msOf(answer, key),
           series: [0, 2, 8, 4][at],
         };
       }),
     }),
   );
   const cell = (key) => [
-    h("span.cell-value", { dataset: { figure: key, value: answer[key] } }, ms(answer[key])),
-    has(answer[`${key}_low`])
-      ? h("span.cell-interval", ` ${ms(answer[`${key}_low`])} to ${ms(answer[`${key}_high`])}`)
-      : null,
+    h("span.cell-value", { dataset: { figure: key, value: answer[key] } }, msOf(answer, key)),
+    has(answer[`${key}_low`]) ? h("span.cell-interval", ` ${msInterval(answer, key)}`) : null,
   ];
   const rows = metrics.map((name) => [
     LATENCIES[name],
@@ -189,7 +195,8 @@ function engine(answer) {
         "KV cache of an engine",
         `${countText(answer.kv_cache_tokens)} tokens, at most ${percent(answer.max_kv_cache_usage)} in use`,
       ],
-      ["engines busy", `${percent(answer.engine_busy)} of the time`],
+      ["engines run steps", `${percent(answer.engine_busy)} of the time`],
+      has(answer.capacity_share) ? ["of capacity", percent(answer.capacity_share)] : null,
       ["preemptions", countText(answer.preemptions)],
       ["prefix cache hit rate", percent(answer.prefix_cache_hit_rate)],
       ["waited for", waited || null],

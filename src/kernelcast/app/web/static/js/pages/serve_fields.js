@@ -67,7 +67,9 @@ const simulateGroups = (field, gpuList, stackList) => ({
   search: [],
 });
 
-const GOALS = ["ttft_p99", "tpot_p99", "ttft_p90", "tpot_p90", "ttft_mean", "tpot_mean", "e2el_p99", "e2el_mean"];
+const GOALS = ["p99", "p95", "p90", "p50", "mean"].flatMap((statistic) =>
+  ["ttft", "tpot", "e2el"].map((metric) => `${metric}_${statistic}`),
+);
 const EXAMPLES = { ttft_p99: "500ms", tpot_p99: "50ms" };
 
 const planGroups = (field, gpuList, stackList) => ({
@@ -92,6 +94,7 @@ const planGroups = (field, gpuList, stackList) => ({
   engine: [],
   search: [
     field("max_gpus", "GPUs at most", { default: 16, always: true }),
+    field("budget", "Budget, USD an hour", { placeholder: "none" }),
     field("tp", "TP to try"),
     field("pp", "PP to try"),
     field("dtype", "Weights", { none: "as is, and fp8" }),

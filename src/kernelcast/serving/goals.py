@@ -22,6 +22,12 @@ class Goal:
     statistic: str
     limit_ms: float
 
+    @classmethod
+    def named(cls, name: str, limit: str) -> Goal:
+        """Of a parameter's name and value: ``ttft_p99``, ``500ms``."""
+        metric, _, statistic = name.partition("_")
+        return cls(metric, statistic, parse_ms(limit, f"`{name}`"))
+
     @property
     def key(self) -> str:
         """The metric's name in vLLM's benchmark."""
