@@ -190,7 +190,7 @@ class InferQuestion(PrefillWorkers, EngineLimits, ClusterParameters, shared.Pred
 
     def _check_room(self, deployment: Deployment, memory: Memory) -> None:
         """Refuse what fits on the GPU, but not into the share that the engine is given for its KV cache."""
-        from kernelcast.inference.memory import DoesNotFit
+        from kernelcast.errors import DoesNotFit
 
         stack, gib = deployment.stack, 2**30
         room = stack.cache_room_bytes(deployment.gpu.allocatable_bytes, memory["weights"], memory["activation"])
