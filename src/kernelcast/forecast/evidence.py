@@ -123,8 +123,9 @@ class EvidenceMatch:
     def stand_in(self) -> str:
         """'in fp16 for bf16, of torch for flashinfer': choices that another one stands in for; but for the GPU."""
         others = [change for change in self.substituted if change[0] != "gpu"]
-        return ", ".join(f"{_STAND_IN.get(name, f'with {name}')} {answered or 'not given'} for {asked or 'not given'}"
-                         for name, asked, answered in others)  # fmt: skip
+        return ", ".join(
+            f"{_STAND_IN.get(name, f'with {name}')} {answered or _UNSET.get(name, 'not given')} for "
+            f"{asked or _UNSET.get(name, 'not given')}" for name, asked, answered in others)  # fmt: skip
 
     @property
     def answered_as(self) -> dict[str, dict[str, str | None]]:
@@ -158,6 +159,7 @@ def _changes_text(changes: Iterable[Change]) -> str:
 
 
 _STAND_IN = {"dtype": "in", "stack": "of"}  # how a choice of such a name is put; others: with NAME
+_UNSET = {"inputs": "quantised in the layer"}  # what it means that such a choice is not given
 UNMATCHED = EvidenceMatch({})  # with the choices that the calls have, whatever was measured
 
 
