@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import Run, strict
+from running import Run, instead, strict
 
 SMALL = ("compare", "llama-3.1-8b", "--gpus", "h100_sxm,h200_nvl,t4", "--batch", "4", "--max-gpus", "2")
 
@@ -103,10 +103,10 @@ def test_what_is_refused(run: Run, arguments: tuple[str, ...], said: str) -> Non
 
 
 def test_a_model_that_fits_nowhere_is_an_answer_of_its_own(run: Run) -> None:
-    words = ("compare", "llama-3.3-70b", "--gpus", "a2,t4", "--max-gpus", "1", "--formats")
-    code, out, err = run(*words, "fp16")
+    words = ("compare", "llama-3.3-70b", "--gpus", "a2,t4", "--max-gpus", "1")
+    code, out, err = run(*words, "--formats", "fp16")
     assert (code, out) == (3, "") and "fits on no GPU of 2 within --max-gpus 1" in err and err.count("\n") == 1
-    code, _, err = run(*words, "fp8", "--gpus", "t4")
+    code, _, err = run(*instead(words, "--gpus", "t4"), "--formats", "fp8")
     assert code == 2 and "has no fp8 arithmetic" in err  # however much memory it had
 
 

@@ -88,7 +88,7 @@ def test_nothing_is_cut_off_and_tpot_is_shown(run: Run, monkeypatch: pytest.Monk
 
 
 def test_what_was_not_measured_is_not_chosen_silently(run: Run) -> None:
-    words = (*SMALL, *GOALS, "--gpus", "l40,h200_sxm", "--price", "l40=0.5", "--price", "h200_sxm=4")
+    words = (*instead((*SMALL, *GOALS), "--gpus", "l40,h200_sxm"), "--price", "l40=0.5", "--price", "h200_sxm=4")
     found = strict(run(*words, "--json")[1])
     assert found["choice"]["gpu"] == "l40" and found["choice"]["support"] != "seen"
     assert found["measured"]["gpu"] == "h200_sxm" and found["measured"]["support"] == "seen"
@@ -96,7 +96,7 @@ def test_what_was_not_measured_is_not_chosen_silently(run: Run) -> None:
     out = " ".join(run(*words)[1].split())
     assert "support extrapolated, by " in out and "measured 1 x h200_sxm, 4.00 USD/h" in out
     assert "nothing measured on L40; borrowed from" in out
-    alone = " ".join(run(*words, "--gpus", "l40")[1].split())
+    alone = " ".join(run(*instead(words, "--gpus", "l40"))[1].split())
     assert "measured no setting that was measured end to end on its GPU" in alone
 
 

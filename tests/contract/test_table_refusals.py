@@ -45,7 +45,7 @@ REASONS = {
     4: "m must be from 1",
     5: "unknown dtype 'fp9'",
     6: "unknown op 'gemmm'",
-    7: "but h100_sxm has 85.5 GB",
+    7: "but h100_sxm has 79.6 GiB",
     8: "op is empty",
     9: "n must be a whole number, not 64.5",
 }

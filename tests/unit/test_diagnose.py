@@ -139,7 +139,7 @@ def test_a_kernel_that_the_gpu_cannot_hold_is_not_matched() -> None:
     huge = linear(1, 10_000_000, 100_000, 64)
     found = diagnose(profile_of(trace(huge, kernel(1, "nvjet_x", 5.0)), H200), H200)
     (row,) = found.unmatched
-    assert "needs" in row.unmatched and "GB" in row.unmatched
+    assert "needs" in row.unmatched and "GiB" in row.unmatched
     assert found.matched_share == 0.0
 
 

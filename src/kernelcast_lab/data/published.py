@@ -17,7 +17,7 @@ from typing import Any
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.models import model
+from kernelcast.models import model, model_ids
 from kernelcast_lab.data.kernelbench import kernelbench
 from kernelcast_lab.data.shared import NotExpressibleError, Row, read_rows
 
@@ -62,9 +62,11 @@ def known_model(name: str) -> tuple[str, str | None]:
     spellings = name.replace("DeepSeek-v", "DeepSeek-V"), text.lower().replace(" ", "-")
     for tried, dtype in (*((each, None) for each in spellings), (text.removesuffix("-FP8"), "fp8_block")):
         try:
-            return model(tried).name, dtype if tried != name else None
+            found = model(tried).name
         except KernelcastError:
             continue
+        if found in model_ids():
+            return found, dtype if tried != name else None
     raise NotExpressibleError(f"the model {name}")
 
 

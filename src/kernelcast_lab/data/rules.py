@@ -49,7 +49,7 @@ RULES: dict[str, str] = {
 
 def rule_of(message: str) -> str:
     """The rule that a message of the table reader falls under."""
-    if " GB, but " in message:
+    if " GiB, but " in message:
         return "too_large"
     if " matrix arithmetic" in message:
         return "not_on_gpu"

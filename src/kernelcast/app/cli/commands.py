@@ -61,7 +61,9 @@ def _fold_flags() -> None:
 
     def names(text: Any) -> Any:
         if not isinstance(text, str) or not text.startswith("-"):
-            return usual(text)
+            shown = usual(text)
+            shown.overflow = "fold"  # other names of an option, in its help
+            return shown
         last[:] = [usual(text.replace(",", "\n"))]
         last[0].overflow = "fold"
         return last[0]
@@ -251,8 +253,8 @@ def typer_info(parameter: CommandParameter) -> Any:
         return typer.Argument(metavar=parameter.metavar, help=parameter.help)
     also = ", ".join(f"--{alias.replace('_', '-')}" for alias in parameter.aliases if len(alias) > 1)
     help = f"{parameter.help} (also {also})" if also else parameter.help
-    return typer.Option(*parameter.flags, help=help, metavar=parameter.metavar,
-                        rich_help_panel=parameter.panel, min=parameter.minimum)  # fmt: skip
+    # ``minimum`` is checked with the value (questions/values.py): a range would take room of the help
+    return typer.Option(*parameter.flags, help=help, metavar=parameter.metavar, rich_help_panel=parameter.panel)
 
 
 def typed(name: str, annotation: Any) -> Any:

@@ -61,6 +61,8 @@ def _number(parameter: CommandParameter, value: Any, *, whole: bool) -> int | fl
         raise _wrong(parameter, value, f"at most {high:,}")
     try:
         number = int(value) if whole else float(value)
+        if not whole and isinstance(value, int):
+            number = value  # commands show 4 as it was given, not as 4.0
     except OverflowError:
         number = math.nan
     if math.isnan(number):
