@@ -11,14 +11,19 @@ from kernelcast.forecast.calls import Call, Launch
 from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import BETWEEN_NODES, GPUS_PER_NODE, check_counts, nvlink_domain
 
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
+ContextExchange = Literal["p2p", "all_gather", "a2a"]  # Transformer Engine's cp_comm_type
 BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, bucket_cap_mb
 
 
 @dataclass(frozen=True)
 class TrainingLayout:
-    """``dp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then dp, then pp (Megatron's order).
+    """``dp`` x ``cp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then cp, dp, pp (Megatron's order).
+
+    ``cp``: context parallel size: each rank has a part of every sequence; ``cp_comm``: how attention gets the rest (keys
+    and values around a ring, gathered before, or heads exchanged for tokens). ``expert_tp``: GPUs that an expert is
+    sharded over (Megatron's --expert-tensor-parallel-size).
 
     ``zero``: 0 replicates everything on the dp ranks, 1 shards optimizer states, 2 gradients too, 3 parameters too
     (FSDP), frozen ones too. ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE
@@ -33,6 +38,9 @@ class TrainingLayout:
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    cp: int = 1
+    cp_comm: ContextExchange = "p2p"
+    expert_tp: int = 1
     zero: int = 0
     sequence_parallel: bool = False
     micro_batches: int = 1
@@ -45,7 +53,10 @@ class TrainingLayout:
     between_nodes: str = BETWEEN_NODES
 
     def __post_init__(self) -> None:
-        check_counts(self, "dp", "tp", "pp", "ep", "micro_batches", "virtual_stages", "bucket_bytes", "gpus_per_node")
+        check_counts(self, "dp", "tp", "pp", "ep", "micro_batches", "virtual_stages", "bucket_bytes", "gpus_per_node",
+                     "cp", "expert_tp")  # fmt: skip
+        if self.cp_comm not in get_args(ContextExchange):
+            raise unknown("cp_comm", self.cp_comm, get_args(ContextExchange))
         if self.zero not in (0, 1, 2, 3):
             raise KernelcastError(f"zero must be 0, 1, 2 or 3, not {self.zero!r}")
         if self.schedule not in SCHEDULES:
@@ -73,7 +84,7 @@ class TrainingLayout:
 
     @property
     def gpus(self) -> int:
-        return self.dp * self.tp * self.pp
+        return self.dp * self.cp * self.tp * self.pp
 
     @property
     def parts(self) -> int:

@@ -1,0 +1,45 @@
+"""Training stacks as data (``training/*.toml``): what an implementation fuses, overlaps and keeps, and its host."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernelcast.toml_folder import ids_in, read_from
+
+_FOLDER = Path(__file__).parent / "training"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStack:
+    """How a framework runs a transformer's step; ``sources``: where each number is from."""
+
+    id: str
+    name: str
+    release: str
+    joined_projections: bool  # q, k, v as one product; gate and up as one
+    fused_norms: bool  # a norm and its gradient are one kernel each; else the kernels of eager PyTorch
+    fused_activation: bool  # SwiGLU (and its gradient) in one kernel
+    fused_rope: bool
+    fused_cross_entropy: bool  # the loss over sharded logits without copies of them
+    fused_residual: bool  # dropout, bias and residual in one kernel (torch.compile, jit)
+    grouped_gemm: bool  # experts of a rank in one kernel; else one product an expert
+    token_permutation_fused: bool
+    fused_gradient_accumulation: bool  # wgrad products add to the fp32 gradient
+    overlap_grad_reduce: bool  # defaults of the recipes that are published
+    overlap_param_gather: bool
+    interference: float  # share of their speed that kernels lose beside a collective
+    launch_s: float  # host time of a kernel where no graph runs
+    step_s: float  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation
+    reserved_bytes: float  # CUDA context, NCCL buffers, cuBLAS workspaces
+    sources: tuple[tuple[str, str], ...]
+
+
+def training_stack_ids() -> list[str]:
+    return ids_in(_FOLDER)
+
+
+@functools.cache
+def training_stack(name: str) -> TrainingStack:
+    return read_from(_FOLDER, TrainingStack, name.lower())
