@@ -61,8 +61,8 @@ class TrainingLayout:
             raise KernelcastError(f"zero must be 0, 1, 2 or 3, not {self.zero!r}")
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
-        if self.zero and self.dp == 1:
-            raise KernelcastError(f"zero {self.zero} shards over the dp ranks: give dp of 2 or more")
+        if self.zero and self.dp * self.cp == 1:
+            raise KernelcastError(f"zero {self.zero} shards over the dp and cp ranks: give dp of 2 or more")
         if self.dp % self.ep:
             raise KernelcastError(f"ep {self.ep} does not divide dp {self.dp}: experts are on the dp ranks")
         if self.sequence_parallel and self.tp == 1:
