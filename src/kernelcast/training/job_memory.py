@@ -1,0 +1,445 @@
+"""Peak memory that a training job allocates on a rank of each pipeline stage, by part.
+
+What a rank holds all the time: parameters, their fp32 copy, gradients and optimizer state, each divided by what shards
+it (tensor and expert parallelism, ZeRO or FSDP over the data and context parallel ranks). On top, at the worst moment of
+the schedule: activations of the micro-batches in flight (``saved_tensors.py``), the gradients of the layer whose backward
+pass runs, logits, buffers of communication and workspaces. Parts are those of that one moment, so they add up to the
+peak, which is what ``torch.cuda.max_memory_allocated`` says; context, NCCL and fragments are ``reserved_bytes``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernelcast.errors import DoesNotFit
+from kernelcast.models.architecture import Architecture
+from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, SelfAttention
+from kernelcast.ops.dtypes import find_dtype
+from kernelcast.ops.work import Array
+from kernelcast.schedule import Memory
+from kernelcast.training.job import LORA_TARGETS, TrainingJob
+from kernelcast.training.layout import TrainingLayout
+from kernelcast.training.saved_tensors import Sharded, head_steps, kept, layer_steps, most_alive
+
+PARTS = {
+    "parameters": "weights as products read them, quantised copies, and whole ones that FSDP has gathered",
+    "main_parameters": "the fp32 copy that the optimizer updates",
+    "gradients": "as they are accumulated",
+    "optimizer": "moments",
+    "activations": "of the micro-batches in flight, and the gradients of the layer that runs",
+    "logits": "of the last product and the loss",
+    "communication": "buffers between stages, and of gradients on their way",
+    "workspace": "of matrix products and weight gradients before they are added",
+}
+# PyTorch's cuBLAS workspace on Hopper and later (CUDA semantics: :4096:2:16:8 is 8 MiB before, 32 MiB since), and the
+# 32 MiB that Transformer Engine allocates of its own
+_WORKSPACE = 2 * 32 * 2**20
+_ADAM8BIT = 2 * (1 + 4 / 256)  # bitsandbytes: two 8-bit moments with an fp32 scale for 256
+_NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)  # QLoRA: an 8-bit scale for 64 weights, an fp32 one for 256 of those
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Of each stage, in order; ``parts``, ``peak_bytes`` and ``fits`` are those of the fullest."""
+
+    stages: tuple[Memory, ...]
+    reserved_bytes: float  # beside what is allocated: context, NCCL, fragments
+
+    @property
+    def fullest(self) -> Memory:
+        return max(self.stages, key=lambda stage: stage.used_bytes)
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        return self.fullest.parts
+
+    @property
+    def peak_bytes(self) -> float:
+        return float(self.fullest.used_bytes)
+
+    @property
+    def missing_bytes(self) -> float:
+        return float(self.fullest.missing_bytes)
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.fullest.fits)
+
+
+# ---- weights of a rank
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers that one rank has: ``dense`` ones are the same on all data parallel ranks, ``experts`` on those with the
+    same experts. ``products``: of them, matrices of linear layers. ``shapes``: numbers of each distinct one."""
+
+    dense: float = 0.0
+    experts: float = 0.0
+    products: float = 0.0
+    shapes: tuple[float, ...] = ()
+    adapters: float = 0.0
+    unit: float = 0.0  # the largest that FSDP gathers at once: a layer, or the embedding or head
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.experts
+
+
+@functools.lru_cache(maxsize=4096)
+def layer_weights(
+    layer: Layer, hidden: int, tp: int, ep: int, expert_tp: int, rank: int = 0, targets: tuple[str, ...] = (),
+) -> Weights:  # fmt: skip
+    """Column- and row-parallel matrices are divided by ``tp``, experts by ``ep`` and ``expert_tp``; norms, the router and
+    down-projections to a latent are on every rank. An adapter has (inputs + outputs) x rank numbers, of which the side
+    that meets the sharded one is divided."""
+    matrices = _matrices(layer, hidden, tp)
+    whole = sum(rows * columns for _, rows, columns, _ in matrices)
+    products = sum(rows * columns / shards for _, rows, columns, shards in matrices)
+    shapes = {rows * columns / shards for _, rows, columns, shards in matrices}
+    adapters = sum(
+        rank * (rows + columns / shards if name in ("qkv", "fc1") else rows / shards + columns)
+        for name, rows, columns, shards in matrices if name in targets
+    )  # fmt: skip
+    experts, block = 0.0, layer.mlp
+    every = layer.norms.weights(hidden)
+    every += layer.attention.weights(hidden) if layer.attention else 0
+    every += block.weights(hidden) if block else 0
+    if isinstance(block, Experts):
+        each = block.expert_weights(hidden)
+        whole += block.experts * each
+        experts = block.experts * each / ep / expert_tp
+        width = block.width(hidden)
+        shapes |= {width * block.expert.up_width / expert_tp, width * block.inter / expert_tp}
+        adapters += sum(
+            rank * (width + size) * block.experts / ep / expert_tp
+            for name, size in (("fc1", block.expert.up_width), ("fc2", block.inter)) if name in targets
+        )  # fmt: skip
+    dense = every - whole + products
+    return Weights(dense, experts, products + experts, tuple(sorted(shapes)), adapters, dense + experts)
+
+
+def _matrices(layer: Layer, hidden: int, tp: int) -> list[tuple[str, int, int, float]]:
+    """Linear layers: LoRA's name, inputs, outputs, ranks that it is divided over."""
+    found: list[tuple[str, int, int, float]] = []
+    mixer = layer.attention
+    if isinstance(mixer, SelfAttention):
+        kv = mixer.qkv_width - mixer.q_width
+        over = mixer.qkv_width / (mixer.q_width / tp + kv / min(tp, mixer.kv_heads))
+        found += [("qkv", hidden, mixer.qkv_width, over), ("proj", mixer.q_width, hidden, tp)]
+    elif isinstance(mixer, LatentAttention):
+        q_width, from_width = mixer.q_heads * mixer.qk_head_dim, mixer.q_lora_rank or hidden
+        if mixer.q_lora_rank:
+            found.append(("qkv", hidden, mixer.q_lora_rank, 1))
+        expanded = mixer.q_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+        found += [("qkv", from_width, q_width, tp), ("qkv", hidden, mixer.kv_lora_rank + mixer.qk_rope_head_dim, 1),
+                  ("qkv", mixer.kv_lora_rank, expanded, tp), ("proj", mixer.q_heads * mixer.v_head_dim, hidden, tp)]  # fmt: skip
+    elif mixer is not None:
+        found.append(("qkv", hidden, mixer.weights(hidden) // hidden, tp))
+    dense = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
+    if isinstance(dense, Dense):
+        found += [("fc1", hidden, dense.up_width, tp), ("fc2", dense.inter, hidden, tp)]
+    return found
+
+
+# ---- layers of a stage
+
+
+def part_layers(model: Architecture, layout: TrainingLayout) -> tuple[int, ...]:
+    """Layers of each part of the model, in order: as given, else evenly. Where they do not divide, the last part has one
+    fewer, and the first too (Megatron's --account-for-loss-in-pipeline-split and -embedding-), then those behind it."""
+    if layout.stage_layers is not None:
+        return layout.stage_layers
+    parts, layers = layout.parts, model.layer_count
+    fewer = -layers % parts
+    without = ([parts - 1, 0, *range(1, parts - 1)] if parts > 1 else [0])[:fewer]
+    return tuple(-(-layers // parts) - (part in without) for part in range(parts))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the model on a rank. Bytes of one micro-batch: ``kept`` between its passes; at the peak of its backward
+    pass, ``backward`` while layers run, ``loss`` while the loss does (of it ``logits``); ``embedding`` where the table's
+    gradient is made, when all layers are done."""
+
+    weights: Weights
+    kept: float
+    backward: float
+    loss: float = 0.0
+    logits: float = 0.0
+    embedding: float = 0.0
+
+
+def _segments(runs: Iterable[tuple[int, Layer]], at: Iterable[int]) -> Iterator[tuple[int, int, Layer]]:
+    """Runs of equal layers split at these places: first layer, count, layer."""
+    first = 0
+    for count, layer in runs:
+        inside = sorted({first, first + count, *(place for place in at if first < place < first + count)})
+        yield from ((start, end - start, layer) for start, end in itertools.pairwise(inside))
+        first += count
+
+
+class _Rank:
+    """What all stages of a job share."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        layout, precision, stack, lora = job.layout, job.precision, job.stack, job.lora
+        self.job, self.element = job, find_dtype(precision.activations).act_bytes
+        self.shape = Sharded(
+            hidden=job.model.hidden, tp=layout.tp, sequence_parallel=layout.sequence_parallel, cp=layout.cp,
+            cp_comm=layout.cp_comm, expert_tp=layout.expert_tp, element=self.element, linear=precision.saved_bytes,
+            quantised=precision.saved_bytes != self.element, rank=lora.rank if lora else 0,
+            trained=lora.targets if lora else LORA_TARGETS, fused_norms=stack.fused_norms,
+            fused_activation=stack.fused_activation,
+        )  # fmt: skip
+        self.table = job.model.vocab / layout.tp * job.model.hidden  # numbers of the embedding, and of the head
+        self.counts = part_layers(job.model, layout)
+        self.dense_ranks = layout.dp * layout.cp
+        self.expert_ranks = max(1, layout.dp * layout.cp * layout.tp // (layout.ep * layout.expert_tp))
+        self._parts: dict[tuple[object, ...], _Part] = {}
+
+    # ---- parts of the model
+
+    def part(self, index: int) -> _Part:
+        """Equal parts are counted once."""
+        first = sum(self.counts[:index])
+        runs = _runs(self.job.model, first, first + self.counts[index])
+        key = (tuple((count, id(layer)) for count, layer in runs), index == 0, index == len(self.counts) - 1)
+        if key not in self._parts:
+            self._parts[key] = self._part(runs, *key[1:])
+        return self._parts[key]
+
+    def _part(self, runs: tuple[tuple[int, Layer], ...], embeds: Any, ends: Any) -> _Part:
+        """Layers that are recomputed (Megatron's block method) or offloaded come first; of the offloaded two are on the
+        GPU, one that runs and one that is fetched."""
+        recompute, layers = self.job.recompute, sum(count for count, _ in runs)
+        block = recompute.method == "block"
+        again = 0 if recompute.mode != "full" else min(recompute.layers or layers, layers) if block else layers
+        group = max(1, recompute.layers) if recompute.mode == "full" and not block else 1
+        named = recompute.modules if recompute.mode == "selective" else ()
+        away = max(0, min(self.job.offload.activation_layers, layers) - 2)
+        total, most, stream = 0.0, 0.0, self.shape.stream
+        for first, count, layer in _segments(runs, (again, away)):
+            steps = layer_steps(layer, self.shape)
+            alive, each, together = most_alive(steps, stream), kept(steps, named), 0.0
+            if first < again:  # the inputs of groups of layers are kept; a group that runs again is alive as a whole
+                together = (min(group, count) - 1) * kept(steps)
+                count, each = -(-count // group), stream
+            each = 0.0 if first < away else each
+            most = max(most, total + (count - 1) * each + together + alive)
+            total += count * each
+        tokens, logits = self.job.rank_tokens, self._logits() if ends else 0.0
+        return _Part(
+            self._weights(runs, embeds, ends), total * tokens, most * tokens, (total + logits) * tokens if ends else 0.0,
+            logits * tokens, self.table * self.element if embeds and not self.job.lora else 0.0,
+        )  # fmt: skip
+
+    def _logits(self) -> float:
+        fused = self.job.stack.fused_cross_entropy
+        steps = head_steps(self.job.model.final_norm, self.shape, self.job.model.vocab / self.shape.tp, fused)
+        return most_alive(steps, 0.0)
+
+    def _weights(self, runs: tuple[tuple[int, Layer], ...], embeds: bool, ends: bool) -> Weights:
+        job, layout = self.job, self.job.layout
+        lora = (job.lora.rank, job.lora.targets) if job.lora else (0, ())
+        found = [(count, layer_weights(layer, job.model.hidden, layout.tp, layout.ep, layout.expert_tp, *lora))
+                 for count, layer in runs]  # fmt: skip
+        outside = 0.0
+        if embeds:
+            outside += self.table + job.model.hidden * (job.model.learned_positions + job.model.token_types)
+        if ends:
+            tied = job.model.head != "lm" or (job.model.tied_embeddings and len(self.counts) == 1)
+            outside += job.model.hidden + (0.0 if tied else self.table)
+        return Weights(
+            outside + sum(count * each.dense for count, each in found), sum(count * each.experts for count, each in found),
+            sum(count * each.products for count, each in found),
+            tuple(sorted({shape for _, each in found for shape in each.shapes})),
+            sum(count * each.adapters for count, each in found), max([outside, *(each.total for _, each in found)]),
+        )  # fmt: skip
+
+    # ---- a stage
+
+    def stage(self, stage: int) -> Memory:
+        """The worst of three kinds of moments: a layer's backward pass or the loss, and the optimizer's step."""
+        parts = [self.part(index) for index in stage_parts(self.job.layout, stage)]
+        weights = [part.weights for part in parts]
+        always = self._always(weights) | {"activations": 0.0, "logits": 0.0, "communication": 0.0}
+        always["workspace"] = _WORKSPACE + self._wgrads(weights)
+        moments = [always | moment for moment in self._moments(stage, parts)]
+        moments.append(always | {"gradients": always["gradients"] + self._cast_gradients(weights)})
+        worst = max(moments, key=lambda moment: sum(moment.values()))
+        gpu_bytes = self.job.gpu.dram_bytes
+        return Memory({name: worst[name] for name in PARTS}, gpu_bytes, gpu_bytes - self.job.stack.reserved_bytes)
+
+    def _moments(self, stage: int, parts: Sequence[_Part]) -> Iterator[dict[str, float]]:
+        job, layout = self.job, self.job.layout
+        passes, running = held(layout, stage)
+        each = np.array([part.kept for part in parts])
+        others = passes @ each - each[running]
+        stream = job.rank_tokens * self.shape.stream
+        buffers = stream if layout.virtual_stages > 1 else 0.0  # received while another part runs
+        buffers += job.rank_tokens * self.shape.whole if layout.tp > 1 and layout.sequence_parallel else 0.0  # gathered
+        buffers += self._gathered([part.weights for part in parts])
+        wgrads = self._wgrads([part.weights for part in parts])
+        for index, part in enumerate(parts):
+            if not np.any(running == index):
+                continue
+            most = float(others[running == index].max())
+            yield {"activations": most + part.backward, "communication": buffers}
+            yield {"activations": most, "communication": buffers, "workspace": _WORKSPACE + wgrads + part.embedding}
+            if part.logits:
+                head = 0.0 if job.lora else self.table * self.element
+                yield {"activations": most + part.loss - part.logits, "logits": part.logits, "communication": buffers,
+                       "workspace": _WORKSPACE + wgrads + head}  # fmt: skip
+
+    def _always(self, weights: Sequence[Weights]) -> dict[str, float]:
+        """Parameters, their copies, gradients and states. FSDP (ZeRO-3) shards the fp32 parameters, and keeps no others
+        beside what it has gathered."""
+        job, precision, zero = self.job, self.job.precision, self.job.layout.zero
+        held_main, states = precision.main_parameter_bytes, self._state_bytes()
+        frozen = job.lora is not None
+        whole = _sum(weights, "dense", "experts")
+        trained = _sum(weights, "adapters") if frozen else whole
+        sharded_trained = self._per_rank(weights, frozen)
+        plain = precision.parameter_bytes
+        products = _sum(weights, "products")
+        if frozen:
+            base = {"": plain, "int4": _NF4}.get(job.lora.base, 0.0) if job.lora else plain
+            base = base or find_dtype(job.lora.base if job.lora else "bf16").weight_bytes
+            numbers = products * base + (whole - products) * plain
+            share = self._per_rank(weights, False) / whole if zero == 3 else 1.0
+            parameters = numbers * share + (sharded_trained if zero == 3 else trained) * plain
+        elif zero == 3:
+            parameters = 0.0 if held_main else sharded_trained * plain
+        else:
+            parameters = whole * plain + products * precision.weight_copies
+        on_gpu = 0.0 if job.offload.optimizer else (sharded_trained if zero else trained)
+        return {
+            "parameters": parameters,
+            "main_parameters": on_gpu * held_main,
+            "gradients": (sharded_trained if zero >= 2 else trained) * precision.gradient_bytes,
+            "optimizer": on_gpu * states,
+        }
+
+    def _per_rank(self, weights: Sequence[Weights], adapters: bool) -> float:
+        """Numbers of a shard."""
+        if adapters:
+            return _sum(weights, "adapters") / self.dense_ranks
+        return _sum(weights, "dense") / self.dense_ranks + _sum(weights, "experts") / self.expert_ranks
+
+    def _state_bytes(self) -> float:
+        """Of both moments of Adam, or the one of Muon (of matrices; the rest is few) and of SGD with momentum."""
+        both = self.job.precision.state_bytes
+        one = {"adamw8bit": _ADAM8BIT, "muon": both / 2, "sgd_momentum": both / 2, "sgd": 0.0}
+        return one.get(self.job.optimizer, both)
+
+    def _cast_gradients(self, weights: Sequence[Weights]) -> float:
+        """The optimizer casts 16-bit gradients to fp32 for its fp32 parameters, a shard of them."""
+        precision, frozen = self.job.precision, self.job.lora is not None
+        if precision.gradient_bytes >= 4 or not precision.main_parameter_bytes or self.job.offload.optimizer:
+            return 0.0
+        trained = _sum(weights, "adapters") if frozen else _sum(weights, "dense", "experts")
+        return 4.0 * (self._per_rank(weights, frozen) if self.job.layout.zero else trained)
+
+    def _wgrads(self, weights: Sequence[Weights]) -> float:
+        """Where products add to the gradient in place, Transformer Engine still returns a tensor of each shape, which it
+        makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added."""
+        shapes = {shape for each in weights for shape in each.shapes}
+        if self.job.lora or not shapes:
+            return 0.0
+        return self.element * (sum(shapes) if self.job.stack.fused_gradient_accumulation else max(shapes))
+
+    def _gathered(self, weights: Sequence[Weights]) -> float:
+        """FSDP: the parameters of the unit that runs and of the next, and its gradients before and while they are
+        reduced."""
+        precision = self.job.precision
+        if self.job.layout.zero != 3:
+            return 0.0
+        unit = max(each.unit for each in weights)
+        grads = 0.0 if self.job.lora else self.element + precision.reduce_bytes
+        return unit * (2 * precision.gather_bytes + grads)
+
+
+def _sum(weights: Sequence[Weights], *names: str) -> float:
+    return float(sum(getattr(each, name) for each in weights for name in names))
+
+
+@functools.lru_cache(maxsize=4096)
+def _runs(model: Architecture, first: int, end: int) -> tuple[tuple[int, Layer], ...]:
+    """The layers from ``first`` to ``end`` as runs of equal ones."""
+    found, at = [], 0
+    for run in model.layers:
+        count = min(end, at + run.count) - max(first, at)
+        if count > 0:
+            found.append((count, run.layer))
+        at += run.count
+    return tuple(found)
+
+
+# ---- schedules
+
+
+def stage_parts(layout: TrainingLayout, stage: int) -> list[int]:
+    """Parts of the model on a stage. DualPipe runs micro-batches from both ends: each stage has the parts of two."""
+    if layout.schedule == "dualpipe" and layout.pp > 1:
+        return [stage, layout.pp - 1 - stage]
+    return list(range(stage, layout.parts, layout.pp))
+
+
+def held(layout: TrainingLayout, stage: int) -> tuple[Array, Array]:
+    """While a stage's backward passes run, one row each: micro-batches of each of its parts that hold activations, the
+    running one included; and which part runs.
+
+    1F1B starts the first backward pass after stages - stage forward passes, the interleaved schedule after
+    2 (stages - stage - 1) + (virtual - 1) stages + 1 passes of parts, ``stages`` micro-batches of one part after another
+    (Narayanan et al. 2021); GPipe after all. ZB-H1 holds what 1F1B does (Qi et al. 2023, section 3.1), DualPipe
+    stages + 1 in two directions (DeepSeek-V3, arXiv 2412.19437, table 2).
+    """
+    stages, virtual, micro_batches = layout.pp, layout.virtual_stages, layout.micro_batches
+    if layout.schedule == "dualpipe" and stages > 1:
+        both = [min(stages - stage, micro_batches), min(stage + 1, micro_batches)]
+        return np.array([both, both]), np.array([0, 1])
+    passes = micro_batches * virtual
+    first = stages - stage if virtual == 1 else 2 * (stages - stage - 1) + (virtual - 1) * stages + 1
+    if layout.schedule == "gpipe":
+        first = passes
+    done = np.arange(min(passes, virtual * stages))  # later ones repeat
+    part = np.arange(virtual)
+
+    def of_parts(tasks: Array) -> Array:
+        cycles, rest = np.divmod(tasks[:, None], virtual * stages)
+        return cycles * stages + np.clip(rest - part * stages, 0, stages)
+
+    forward = of_parts(np.minimum(first + done, passes))
+    backward = of_parts(done)[:, ::-1]
+    return forward - backward, virtual - 1 - done % (virtual * stages) // stages
+
+
+# ---- answers
+
+
+def memory(job: TrainingJob) -> TrainingMemory:
+    """Peak memory of a rank of each stage."""
+    rank = _Rank(job)
+    return TrainingMemory(tuple(rank.stage(stage) for stage in range(job.layout.pp)), job.stack.reserved_bytes)
+
+
+def check_fits(job: TrainingJob) -> TrainingMemory:
+    """The memory of a job; one that does not fit is refused with what needs most."""
+    needed = memory(job)
+    if needed.fits:
+        return needed
+    named = ", ".join(f"{name.replace('_', ' ')} {size / 2**30:,.1f}" for name, size in needed.parts.items() if size)
+    raise DoesNotFit(
+        f"{job.model.name} with {job.layout.label} needs {needed.peak_bytes / 2**30:,.1f} GiB on a GPU ({named}), "
+        f"{needed.missing_bytes / 2**30:,.1f} GiB more than {job.gpu.id} has beside the "
+        f"{needed.reserved_bytes / 2**30:,.1f} GiB of its context and NCCL; recompute, or larger tp, pp, cp or zero "
+        "need less",
+        needed,
+    )
