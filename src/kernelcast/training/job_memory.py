@@ -1,30 +1,29 @@
 """Peak memory that a training job allocates on a rank of each pipeline stage, by part.
 
 What a rank holds all the time: parameters, their fp32 copy, gradients and optimizer state, each divided by what shards
-it (tensor and expert parallelism, ZeRO or FSDP over the data and context parallel ranks). On top, at the worst moment of
-the schedule: activations of the micro-batches in flight (``saved_tensors.py``), the gradients of the layer whose backward
-pass runs, logits, buffers of communication and workspaces. Parts are those of that one moment, so they add up to the
-peak, which is what ``torch.cuda.max_memory_allocated`` says; context, NCCL and fragments are ``reserved_bytes``.
+it (tensor and expert parallelism, ZeRO or FSDP over the data and context parallel ranks). On top, at the worst moment
+of the schedule: activations of the micro-batches in flight (``saved_tensors.py``), the gradients of the layer whose
+backward pass runs, logits, buffers of communication and workspaces. Parts are those of that one moment, so they add up
+to the peak, which is what ``torch.cuda.max_memory_allocated`` says; context, NCCL and fragments are ``reserved_bytes``.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kernelcast.errors import DoesNotFit
-from kernelcast.models.architecture import Architecture
-from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, SelfAttention
+from kernelcast.models.layers import Layer
 from kernelcast.ops.dtypes import find_dtype
-from kernelcast.ops.work import Array
 from kernelcast.schedule import Memory
 from kernelcast.training.job import LORA_TARGETS, TrainingJob
 from kernelcast.training.layout import TrainingLayout
+from kernelcast.training.rank_weights import Weights, layer_runs, layer_weights, part_layers
 from kernelcast.training.saved_tensors import Sharded, head_steps, kept, layer_steps, most_alive
 
 PARTS = {
@@ -37,6 +36,7 @@ PARTS = {
     "communication": "buffers between stages, and of gradients on their way",
     "workspace": "of matrix products and weight gradients before they are added",
 }
+Counts = npt.NDArray[np.int64]
 # PyTorch's cuBLAS workspace on Hopper and later (CUDA semantics: :4096:2:16:8 is 8 MiB before, 32 MiB since), and the
 # 32 MiB that Transformer Engine allocates of its own
 _WORKSPACE = 2 * 32 * 2**20
@@ -72,101 +72,11 @@ class TrainingMemory:
         return bool(self.fullest.fits)
 
 
-# ---- weights of a rank
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Numbers that one rank has: ``dense`` ones are the same on all data parallel ranks, ``experts`` on those with the
-    same experts. ``products``: of them, matrices of linear layers. ``shapes``: numbers of each distinct one."""
-
-    dense: float = 0.0
-    experts: float = 0.0
-    products: float = 0.0
-    shapes: tuple[float, ...] = ()
-    adapters: float = 0.0
-    unit: float = 0.0  # the largest that FSDP gathers at once: a layer, or the embedding or head
-
-    @property
-    def total(self) -> float:
-        return self.dense + self.experts
-
-
-@functools.lru_cache(maxsize=4096)
-def layer_weights(
-    layer: Layer, hidden: int, tp: int, ep: int, expert_tp: int, rank: int = 0, targets: tuple[str, ...] = (),
-) -> Weights:  # fmt: skip
-    """Column- and row-parallel matrices are divided by ``tp``, experts by ``ep`` and ``expert_tp``; norms, the router and
-    down-projections to a latent are on every rank. An adapter has (inputs + outputs) x rank numbers, of which the side
-    that meets the sharded one is divided."""
-    matrices = _matrices(layer, hidden, tp)
-    whole = sum(rows * columns for _, rows, columns, _ in matrices)
-    products = sum(rows * columns / shards for _, rows, columns, shards in matrices)
-    shapes = {rows * columns / shards for _, rows, columns, shards in matrices}
-    adapters = sum(
-        rank * (rows + columns / shards if name in ("qkv", "fc1") else rows / shards + columns)
-        for name, rows, columns, shards in matrices if name in targets
-    )  # fmt: skip
-    experts, block = 0.0, layer.mlp
-    every = layer.norms.weights(hidden)
-    every += layer.attention.weights(hidden) if layer.attention else 0
-    every += block.weights(hidden) if block else 0
-    if isinstance(block, Experts):
-        each = block.expert_weights(hidden)
-        whole += block.experts * each
-        experts = block.experts * each / ep / expert_tp
-        width = block.width(hidden)
-        shapes |= {width * block.expert.up_width / expert_tp, width * block.inter / expert_tp}
-        adapters += sum(
-            rank * (width + size) * block.experts / ep / expert_tp
-            for name, size in (("fc1", block.expert.up_width), ("fc2", block.inter)) if name in targets
-        )  # fmt: skip
-    dense = every - whole + products
-    return Weights(dense, experts, products + experts, tuple(sorted(shapes)), adapters, dense + experts)
-
-
-def _matrices(layer: Layer, hidden: int, tp: int) -> list[tuple[str, int, int, float]]:
-    """Linear layers: LoRA's name, inputs, outputs, ranks that it is divided over."""
-    found: list[tuple[str, int, int, float]] = []
-    mixer = layer.attention
-    if isinstance(mixer, SelfAttention):
-        kv = mixer.qkv_width - mixer.q_width
-        over = mixer.qkv_width / (mixer.q_width / tp + kv / min(tp, mixer.kv_heads))
-        found += [("qkv", hidden, mixer.qkv_width, over), ("proj", mixer.q_width, hidden, tp)]
-    elif isinstance(mixer, LatentAttention):
-        q_width, from_width = mixer.q_heads * mixer.qk_head_dim, mixer.q_lora_rank or hidden
-        if mixer.q_lora_rank:
-            found.append(("qkv", hidden, mixer.q_lora_rank, 1))
-        expanded = mixer.q_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-        found += [("qkv", from_width, q_width, tp), ("qkv", hidden, mixer.kv_lora_rank + mixer.qk_rope_head_dim, 1),
-                  ("qkv", mixer.kv_lora_rank, expanded, tp), ("proj", mixer.q_heads * mixer.v_head_dim, hidden, tp)]  # fmt: skip
-    elif mixer is not None:
-        found.append(("qkv", hidden, mixer.weights(hidden) // hidden, tp))
-    dense = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
-    if isinstance(dense, Dense):
-        found += [("fc1", hidden, dense.up_width, tp), ("fc2", dense.inter, hidden, tp)]
-    return found
-
-
-# ---- layers of a stage
-
-
-def part_layers(model: Architecture, layout: TrainingLayout) -> tuple[int, ...]:
-    """Layers of each part of the model, in order: as given, else evenly. Where they do not divide, the last part has one
-    fewer, and the first too (Megatron's --account-for-loss-in-pipeline-split and -embedding-), then those behind it."""
-    if layout.stage_layers is not None:
-        return layout.stage_layers
-    parts, layers = layout.parts, model.layer_count
-    fewer = -layers % parts
-    without = ([parts - 1, 0, *range(1, parts - 1)] if parts > 1 else [0])[:fewer]
-    return tuple(-(-layers // parts) - (part in without) for part in range(parts))
-
-
 @dataclass(frozen=True)
 class _Part:
     """A part of the model on a rank. Bytes of one micro-batch: ``kept`` between its passes; at the peak of its backward
-    pass, ``backward`` while layers run, ``loss`` while the loss does (of it ``logits``); ``embedding`` where the table's
-    gradient is made, when all layers are done."""
+    pass, ``backward`` while layers run, ``loss`` while the loss does (of it ``logits``); ``embedding``: the gradient of
+    the table, when all layers are done."""
 
     weights: Weights
     kept: float
@@ -209,7 +119,7 @@ class _Rank:
     def part(self, index: int) -> _Part:
         """Equal parts are counted once."""
         first = sum(self.counts[:index])
-        runs = _runs(self.job.model, first, first + self.counts[index])
+        runs = layer_runs(self.job.model, first, first + self.counts[index])
         key = (tuple((count, id(layer)) for count, layer in runs), index == 0, index == len(self.counts) - 1)
         if key not in self._parts:
             self._parts[key] = self._part(runs, *key[1:])
@@ -236,8 +146,9 @@ class _Rank:
             total += count * each
         tokens, logits = self.job.rank_tokens, self._logits() if ends else 0.0
         return _Part(
-            self._weights(runs, embeds, ends), total * tokens, most * tokens, (total + logits) * tokens if ends else 0.0,
-            logits * tokens, self.table * self.element if embeds and not self.job.lora else 0.0,
+            weights=self._weights(runs, embeds, ends), kept=total * tokens, backward=most * tokens,
+            loss=(total + logits) * tokens if ends else 0.0, logits=logits * tokens,
+            embedding=self.table * self.element if embeds and not self.job.lora else 0.0,
         )  # fmt: skip
 
     def _logits(self) -> float:
@@ -257,11 +168,13 @@ class _Rank:
             tied = job.model.head != "lm" or (job.model.tied_embeddings and len(self.counts) == 1)
             outside += job.model.hidden + (0.0 if tied else self.table)
         return Weights(
-            outside + sum(count * each.dense for count, each in found), sum(count * each.experts for count, each in found),
-            sum(count * each.products for count, each in found),
-            tuple(sorted({shape for _, each in found for shape in each.shapes})),
-            sum(count * each.adapters for count, each in found), max([outside, *(each.total for _, each in found)]),
-        )  # fmt: skip
+            dense=outside + sum(count * each.dense for count, each in found),
+            experts=sum(count * each.experts for count, each in found),
+            products=sum(count * each.products for count, each in found),
+            shapes=tuple(sorted({shape for _, each in found for shape in each.shapes})),
+            adapters=sum(count * each.adapters for count, each in found),
+            unit=max([outside, *(each.total for _, each in found)]),
+        )
 
     # ---- a stage
 
@@ -348,8 +261,8 @@ class _Rank:
         return 4.0 * (self._per_rank(weights, frozen) if self.job.layout.zero else trained)
 
     def _wgrads(self, weights: Sequence[Weights]) -> float:
-        """Where products add to the gradient in place, Transformer Engine still returns a tensor of each shape, which it
-        makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added."""
+        """Where products add to the gradient in place, Transformer Engine still returns a tensor of each shape, which
+        it makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added."""
         shapes = {shape for each in weights for shape in each.shapes}
         if self.job.lora or not shapes:
             return 0.0
@@ -370,18 +283,6 @@ def _sum(weights: Sequence[Weights], *names: str) -> float:
     return float(sum(getattr(each, name) for each in weights for name in names))
 
 
-@functools.lru_cache(maxsize=4096)
-def _runs(model: Architecture, first: int, end: int) -> tuple[tuple[int, Layer], ...]:
-    """The layers from ``first`` to ``end`` as runs of equal ones."""
-    found, at = [], 0
-    for run in model.layers:
-        count = min(end, at + run.count) - max(first, at)
-        if count > 0:
-            found.append((count, run.layer))
-        at += run.count
-    return tuple(found)
-
-
 # ---- schedules
 
 
@@ -392,13 +293,13 @@ def stage_parts(layout: TrainingLayout, stage: int) -> list[int]:
     return list(range(stage, layout.parts, layout.pp))
 
 
-def held(layout: TrainingLayout, stage: int) -> tuple[Array, Array]:
+def held(layout: TrainingLayout, stage: int) -> tuple[Counts, Counts]:
     """While a stage's backward passes run, one row each: micro-batches of each of its parts that hold activations, the
     running one included; and which part runs.
 
     1F1B starts the first backward pass after stages - stage forward passes, the interleaved schedule after
-    2 (stages - stage - 1) + (virtual - 1) stages + 1 passes of parts, ``stages`` micro-batches of one part after another
-    (Narayanan et al. 2021); GPipe after all. ZB-H1 holds what 1F1B does (Qi et al. 2023, section 3.1), DualPipe
+    2 (stages - stage - 1) + (virtual - 1) stages + 1 passes of parts, ``stages`` micro-batches of one part after the
+    other (Narayanan et al. 2021); GPipe after all. ZB-H1 holds what 1F1B does (Qi et al. 2023, section 3.1), DualPipe
     stages + 1 in two directions (DeepSeek-V3, arXiv 2412.19437, table 2).
     """
     stages, virtual, micro_batches = layout.pp, layout.virtual_stages, layout.micro_batches
@@ -412,7 +313,7 @@ def held(layout: TrainingLayout, stage: int) -> tuple[Array, Array]:
     done = np.arange(min(passes, virtual * stages))  # later ones repeat
     part = np.arange(virtual)
 
-    def of_parts(tasks: Array) -> Array:
+    def of_parts(tasks: Counts) -> Counts:
         cycles, rest = np.divmod(tasks[:, None], virtual * stages)
         return cycles * stages + np.clip(rest - part * stages, 0, stages)
 

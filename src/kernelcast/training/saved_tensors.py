@@ -9,8 +9,8 @@ pass; here each is written out, so that grouped queries, gated MLPs, latent atte
     gated MLP       gate and up (2 b f) and their product (b f)
     experts         the same of topk tokens a token, and the router's scores in fp32
 
-A layer is a list of ``Step``s in forward order. While the backward pass of one runs, what it and those before it keep is
-alive, with the gradient of its output and of its input: ``most_alive`` walks the list.
+A layer is a list of ``Step``s in forward order. While the backward pass of one runs, what it and those before it keep
+is alive, with the gradient of its output and of its input: ``most_alive`` walks the list.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _FP32 = 4.0
 @dataclass(frozen=True)
 class Step:
     """One operation, or one tensor. ``kept``: bytes a token that its backward pass reads; ``input`` and ``output``: of
-    the gradients that are alive beside it. ``modules``: names of ``--recompute-modules`` that make what is kept again."""
+    the gradients that are alive beside it. ``modules``: those of ``--recompute-modules`` that make what is kept
+    again."""
 
     kept: float = 0.0
     input: float = 0.0
@@ -171,8 +172,8 @@ def _block(
 
 
 def _experts(block: Experts, shape: Sharded) -> list[Step]:
-    """Norm, router, shared experts, dispatch, the experts of this rank and combination. Tokens are dispatched from where
-    they are: with sequence parallelism each rank of a tensor parallel group has a part of them."""
+    """Norm, router, shared experts, dispatch, the experts of this rank and combination. Tokens are dispatched from
+    where they are: with sequence parallelism each rank of a tensor parallel group has a part of them."""
     here = 1 / shape.tp if shape.sequence_parallel else 1.0
     width = shape.element * block.width(shape.hidden)
     rows = here * block.topk * shape.busiest
