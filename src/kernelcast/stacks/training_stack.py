@@ -29,6 +29,8 @@ class TrainingStack:
     fused_gradient_accumulation: bool  # wgrad products add to the fp32 gradient
     overlap_grad_reduce: bool  # defaults of the recipes that are published
     overlap_param_gather: bool
+    attention: str  # backend of attention: cudnn, fa2, fa3
+    bucket_parameters: float  # gradients that are sent together, parameters that are gathered together
     interference: float  # share of their speed that kernels lose beside a collective
     launch_s: float  # host time of a kernel where no graph runs
     step_s: float  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation

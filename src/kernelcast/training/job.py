@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +23,7 @@ from kernelcast.training.layout import TrainingLayout
 PRECISIONS_FILE = Path(__file__).parent / "precisions.toml"
 RECOMPUTE_MODULES = ("core_attn", "mla_up_proj", "moe_act", "mlp_act", "layernorm", "mlp", "moe", "shared_experts")
 OPTIMIZERS = ("adamw", "adamw8bit", "muon", "sgd", "sgd_momentum")
+DISPATCHERS = ("alltoall", "deepep")
 LORA_TARGETS = ("qkv", "proj", "fc1", "fc2")  # attention in and out, MLP in and out (Megatron-Bridge's linear_…)
 RecomputeMode = Literal["none", "full", "selective"]
 
@@ -46,6 +47,9 @@ class TrainingPrecision:
     state_bytes: float = 8.0  # both moments of Adam
     weight_copies: float = 0.0  # bytes a parameter of quantised copies kept beside the weights (both layouts)
     saved_bytes: float = 2.0  # of an input of a linear layer that is kept for wgrad
+    casts: Mapping[str, tuple[float, float, bool]] = field(default_factory=dict, hash=False)
+    # of an "input" and of a "gradient": bytes read and written for each number, and whether the norm or activation
+    # before it casts by itself
     source: str = ""
 
 
@@ -115,6 +119,9 @@ class TrainingJob:
     packed: bool = False  # sequences are packed: attention inside each of ``mean_length`` tokens
     mean_length: int = 0  # tokens of a packed sequence; 0: ``seq``
     cuda_graphs: bool = False
+    dispatcher: str = "alltoall"  # how tokens reach their experts: alltoall (NCCL) or deepep (DeepEP, HybridEP)
+    expert_overlap: bool = False  # dispatch and combine run beside another micro-batch's kernels
+    mtp: bool = False  # with the model's modules for multi-token prediction
 
     def __post_init__(self) -> None:
         for name in ("seq", "micro_batch"):
@@ -123,6 +130,8 @@ class TrainingJob:
                 raise KernelcastError(f"{name} must be a whole number of 1 or more, not {value!r}")
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if self.dispatcher not in DISPATCHERS:
+            raise unknown("dispatcher", self.dispatcher, DISPATCHERS)
         self._check_layout()
 
     def _check_layout(self) -> None:
@@ -134,6 +143,10 @@ class TrainingJob:
             )
         if self.seq % (2 * layout.cp if layout.cp > 1 else 1):
             raise KernelcastError(f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced")
+        if layout.stage_layers is not None and sum(layout.stage_layers) != self.model.layer_count:
+            raise KernelcastError(
+                f"stage_layers {layout.stage_layers} must add up to the {self.model.layer_count} layers of {name}"
+            )
         blocks = [run.layer.mlp for run in self.model.distinct_layers if isinstance(run.layer.mlp, Experts)]
         if layout.ep > 1 and not blocks:
             raise KernelcastError(f"ep {layout.ep}: {name} has no experts")
@@ -155,6 +168,22 @@ class TrainingJob:
         return self.global_batch * self.seq
 
     @property
+    def part_layers(self) -> tuple[int, ...]:
+        """Layers of each part of the model, in order: as given, else equal ones; where they do not divide, the
+        embedding and the loss count as a layer of the first and of the last part (Megatron-LM's
+        --account-for-embedding-in-pipeline-split), else the first parts have one more."""
+        layers, parts = self.model.layer_count, self.layout.parts
+        if self.layout.stage_layers is not None:
+            return self.layout.stage_layers
+        for first, last in ((0, 0), (1, 1), (0, 1)):
+            if (layers + first + last) % parts == 0 and parts > 1:
+                each = (layers + first + last) // parts
+                return (each - first, *[each] * (parts - 2), each - last)
+        ends = 1 if parts > 2 else 0  # the first and the last are lighter by what else they do
+        each, more = divmod(layers, parts)
+        return tuple(each + (ends <= at < more + ends) for at in range(parts))
+
+    @property
     def rank_tokens(self) -> int:
         """Of a micro-batch, on the GPUs of one tensor parallel group: context parallelism shards the sequence."""
         return self.micro_batch * self.seq // self.layout.cp
@@ -168,6 +197,8 @@ def precisions() -> dict[str, TrainingPrecision]:
     def whole(name: str) -> dict[str, Any]:
         entry = dict(raw[name])
         base = entry.pop("base", None)
+        if "casts" in entry:
+            entry["casts"] = {what: tuple(values) for what, values in entry["casts"].items()}
         return {**whole(base), **entry} if base else entry
 
     return {name: TrainingPrecision(id=name, **{k: v for k, v in whole(name).items() if k != "names"}) for name in raw}

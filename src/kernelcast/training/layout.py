@@ -15,6 +15,12 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 ContextExchange = Literal["p2p", "all_gather", "a2a"]  # Transformer Engine's cp_comm_type
 BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, bucket_cap_mb
+NVL72_GPUS = 72  # of one NVLink domain: GB200 NVL72, GB300 NVL72 (NVIDIA's product pages)
+
+
+def node_gpus(gpu: Gpu, gpus_per_node: int) -> int:
+    """GPUs that NVLink joins: of a server, or of a rack."""
+    return max(NVL72_GPUS, gpus_per_node) if nvlink_domain(gpu) else gpus_per_node
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class TrainingLayout:
     ``zero``: 0 replicates everything on the dp ranks, 1 shards optimizer states, 2 gradients too, 3 parameters too
     (FSDP), frozen ones too. ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE
     micro-batch of one dp rank, before the optimizer's step. ``virtual_stages``: parts of the model per stage of the
-    interleaved schedule.
+    interleaved schedule. ``shards``: ranks that share one copy of what ``zero`` shards, replicated over the others
+    (HSDP); 0: all of dp x cp.
     ``bucket_bytes``: gradients that are sent together. ``overlap``: they are sent while the backward pass runs (DDP,
     FSDP), or all at its end (Megatron without --overlap-grad-reduce). ``stage_layers``: layers on each stage, in order;
     not given: balanced by time.
@@ -42,6 +49,7 @@ class TrainingLayout:
     cp_comm: ContextExchange = "p2p"
     expert_tp: int = 1
     zero: int = 0
+    shards: int = 0
     sequence_parallel: bool = False
     micro_batches: int = 1
     schedule: Schedule = "1f1b"
@@ -61,10 +69,14 @@ class TrainingLayout:
             raise KernelcastError(f"zero must be 0, 1, 2 or 3, not {self.zero!r}")
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
-        if self.zero and self.dp * self.cp == 1:
-            raise KernelcastError(f"zero {self.zero} shards over the dp and cp ranks: give dp of 2 or more")
-        if self.dp % self.ep:
-            raise KernelcastError(f"ep {self.ep} does not divide dp {self.dp}: experts are on the dp ranks")
+        if self.zero and self.replicas == 1:
+            raise KernelcastError(f"zero {self.zero} shards over the dp ranks: give dp of 2 or more")
+        if self.expert_ranks % (self.ep * self.expert_tp):
+            raise KernelcastError(
+                f"ep {self.ep} x expert_tp {self.expert_tp} does not divide the {self.expert_ranks} ranks of dp x cp x tp"
+            )
+        if self.shards and self.replicas % self.shards:
+            raise KernelcastError(f"shards {self.shards} does not divide the {self.replicas} ranks of dp x cp")
         if self.sequence_parallel and self.tp == 1:
             raise KernelcastError("sequence_parallel needs tp of 2 or more: it shards what is between tp's layers")
         self._check_pipeline()
@@ -87,6 +99,21 @@ class TrainingLayout:
         return self.dp * self.cp * self.tp * self.pp
 
     @property
+    def replicas(self) -> int:
+        """Ranks that have the same parameters outside experts: of data and context parallelism."""
+        return self.dp * self.cp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of a stage, which experts are spread over."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that have the same experts."""
+        return self.expert_ranks // (self.ep * self.expert_tp)
+
+    @property
     def parts(self) -> int:
         """Parts of the model over all stages (virtual ones included)."""
         return self.pp * self.virtual_stages
@@ -94,7 +121,8 @@ class TrainingLayout:
     @property
     def label(self) -> str:
         """'dp 4, tp 2, ZeRO 1'"""
-        labels = [f"{name} {getattr(self, name)}" for name in ("dp", "tp", "pp", "ep") if getattr(self, name) > 1]
+        names = ("dp", "cp", "tp", "pp", "ep")
+        labels = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) > 1]
         labels += ["sequence parallel"] if self.sequence_parallel else []
         labels += [f"ZeRO {self.zero}"] if self.zero else []
         labels += [f"{self.schedule}, {self.micro_batches} micro-batches"] if self.pp > 1 else []
@@ -102,18 +130,21 @@ class TrainingLayout:
         return ", ".join(labels) or "one GPU"
 
     def group(self, name: str) -> ProcessGroup:
-        """tp, dp, ep (ranks that share the experts), or expert_dp (ranks that have the same experts)."""
+        """tp, cp, dp, ep (ranks that share the experts), or expert_dp (ranks that have the same experts), in a traced
+        model; of a job of a transformer replicas (dp x cp), experts and expert_replicas, which span tp ranks too."""
         worlds = {
-            "tp": (self.tp, 1), "dp": (self.dp, self.tp), "ep": (self.ep, self.tp),
-            "expert_dp": (self.dp // self.ep, self.tp * self.ep),
+            "tp": (self.tp, 1), "cp": (self.cp, self.tp), "dp": (self.dp, self.tp * self.cp), "ep": (self.ep, self.tp),
+            "expert_dp": (self.dp // self.ep, self.tp * self.ep), "expert_tp": (self.expert_tp, 1),
+            "replicas": (self.replicas, self.tp), "experts": (self.ep, self.expert_tp),
+            "expert_replicas": (self.expert_replicas, self.expert_tp * self.ep),
         }  # fmt: skip
         return ProcessGroup(*worlds[name], self.gpus_per_node, self.between_nodes)
 
     def sends_between_nodes(self, gpu: Gpu, stage: int) -> bool:
         """Whether ``stage`` and the next (the first, after the last) are on different nodes."""
-        node = self.tp * self.dp
-        here, there = (at % self.pp * node // self.gpus_per_node for at in (stage, stage + 1))
-        return not nvlink_domain(gpu) and here != there
+        node = node_gpus(gpu, self.gpus_per_node)
+        here, there = (at % self.pp * self.expert_ranks // node for at in (stage, stage + 1))
+        return here != there
 
 
 @dataclass(frozen=True)
@@ -131,11 +162,11 @@ class ProcessGroup:
         each GPU sends what other nodes get over its own port."""
         if self.world == 1 or size_bytes < 1:
             return
-        inside = max(1, self.gpus_per_node // self.stride)
-        if nvlink_domain(gpu) or self.world <= inside:
+        inside = self.inside(gpu)
+        if inside == self.world:
             yield collective_launch(op, size_bytes, self.world, dtype, None)
             return
-        if inside == 1 or self.world % inside:
+        if inside == 1:
             yield collective_launch(op, size_bytes, self.world, dtype, self.between_nodes)
             return
         if op == "all_to_all":  # what stays in the node goes over its links, the rest over each GPU's own port
@@ -149,6 +180,20 @@ class ProcessGroup:
         yield collective_launch(op, part, nodes, dtype, self.between_nodes)
         if op in ("all_reduce", "all_gather"):
             yield collective_launch("all_gather", size_bytes, inside, dtype, None)
+
+    def inside(self, gpu: Gpu) -> int:
+        """Ranks that NVLink joins: the most that the group divides into."""
+        most = max(1, node_gpus(gpu, self.gpus_per_node) // self.stride)
+        return self.world if self.world <= most else max(n for n in range(1, most + 1) if self.world % n == 0)
+
+    def nodes(self, gpu: Gpu) -> int:
+        return self.world // self.inside(gpu)
+
+    def neighbour(self, size_bytes: float, dtype: str, gpu: Gpu) -> Iterator[Launch]:
+        """Each rank sends to the next of the ring; the slowest link is between nodes where the ring leaves one."""
+        if self.world > 1 and size_bytes >= 1:
+            fabric = None if self.nodes(gpu) == 1 else self.between_nodes
+            yield collective_launch("send_recv", size_bytes, 2, dtype, fabric)
 
     def sent_bytes(self, op: str, size_bytes: float) -> float:
         """Bytes that each rank sends in a ring, as papers count them."""

@@ -248,6 +248,10 @@ def scale(
         raise KernelcastError(f"{trace.name} is fused already: give the trace as it was, and compiled=True")
     if trace.mode != "training" or not trace.gradients:
         raise KernelcastError(f"{trace.name} is no trace of a training step; trace it with mode='training'")
+    if layout.dp % layout.ep or layout.expert_tp > 1 or layout.cp > 1:
+        raise KernelcastError(
+            f"a traced model takes ep that divides dp, no expert_tp and no cp, not {layout.label}: give a bundled model"
+        )
     if not 0 <= interference < 1:
         raise KernelcastError(f"interference is a share from 0 to below 1, not {interference}")
     machine = calibrated_host(on, conditions)

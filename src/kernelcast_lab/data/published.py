@@ -7,7 +7,6 @@ cannot be expressed says which feature is missing. Nothing here is fitted on the
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.models import model, model_ids
 from kernelcast_lab.data.kernelbench import kernelbench
+from kernelcast_lab.data.published_training import mlperf_step, simumax_step, training_step
 from kernelcast_lab.data.shared import NotExpressibleError, Row, read_rows
 
 
@@ -31,7 +31,7 @@ class PublishedCase:
     gpu: str
     model: str
     stack: str
-    command: str  # kernels, infer, simulate or trace
+    command: str  # kernels, infer, simulate, train, …
     parameters: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)  # by name of the quantity
     release: str = ""  # of the engine, as published; "": not said
@@ -256,79 +256,6 @@ def server_parameters(command: str) -> tuple[str, dict[str, Any]]:
     return name, parameters
 
 
-# ---- training ----
-# MosaicML's MPT: layers, hidden size, heads (llm-foundry's scripts/train/yamls/pretrain)
-_MPT = {"MPT-125m": (12, 768, 12), "MPT-350m": (24, 1024, 16), "MPT-760m": (24, 1536, 12), "MPT-1b": (24, 2048, 16),
-        "MPT-3b": (32, 2560, 20), "MPT-7b": (32, 4096, 32), "MPT-13b": (40, 5120, 40), "MPT-30b": (48, 7168, 56),
-        "MPT-70b": (80, 8192, 64)}  # fmt: skip
-_TRAINED = {"GPT OSS 120B": "gpt-oss-120b", "Qwen3_235B_a22B": "qwen3-235b-a22b", "LLAMA3_8B": "llama-3-8b",
-            "LLAMA3_70B": "llama-3-70b", "DeepSeekV3 (w/o MTP)": "deepseek-v3"}  # fmt: skip
-_PRECISIONS = {"BF16": "mixed", "bf16": "pure", "amp_bf16": "mixed"}
-
-
-def training_step(row: Row) -> Mapping[str, Any]:
-    """Tokens a second and GPU of Megatron-Bridge, NeMo (mixed precision, distributed optimizer) and llm-foundry (FSDP:
-    ZeRO 3)."""
-    if row["precision"] not in _PRECISIONS:
-        raise NotExpressibleError(f"training in {str(row['precision']).split(' ')[0]}")
-    if row["task"] != "Pre-Training":
-        raise NotExpressibleError(f"{row['task']} by name")
-    if int(row["cp"] or 1) > 1:
-        raise NotExpressibleError("context parallelism")
-    gpus, tp, pp, ep = (int(row[name] or 1) for name in ("gpus", "tp", "pp", "ep"))
-    dp, micro = gpus // (tp * pp), int(row["mbs"])
-    passes = max(1, round(row["gbs"] / (dp * micro)))
-    target, seq = known_gpu(row["gpu"]), int(row["seq_len"])
-    layout = {"dp": dp, "tp": tp, "pp": pp, "ep": ep, "micro_batches": passes}
-    built: dict[str, Any]
-    common = {"gpu": target, "mode": "training", "batch": micro, "seq": seq, "dtype": "bf16"}
-    if row["source"] == "llm-foundry":
-        layers, hidden, heads = _MPT[row["model"]]
-        name = str(row["model"]).lower()
-        # MPT with fused attention and learned positions is an OPT with GELU and without biases; FSDP's mixed precision
-        # gathers parameters in bf16
-        built = {"config": {"model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": hidden,
-                            "num_hidden_layers": layers, "num_attention_heads": heads, "ffn_dim": 4 * hidden,
-                            "max_position_embeddings": seq, "vocab_size": 50368, "word_embed_proj_dim": hidden,
-                            "activation_function": "gelu", "enable_bias": False,
-                            **dict.fromkeys(("dropout", "attention_dropout"), 0.0)}}  # fmt: skip
-        zero, checkpointing = (3 if row["fsdp"] == "FULL_SHARD" else 2), "act_ckpt=True" in str(row["notes"])
-    else:
-        if row["model"] not in _TRAINED:
-            raise NotExpressibleError(f"training of {row['model']} by name")
-        name, zero, checkpointing = _TRAINED[row["model"]], 1, False
-        built = {"model": name}
-        if int(row["vp"] or 1) > 1:
-            layout |= {"schedule": "interleaved", "virtual_stages": int(row["vp"])}
-    seconds = row["gbs"] * seq / (row["tokens_per_s_per_gpu"] * gpus)
-    return {"gpu": target, "model": name, "stack": row["source"], "command": "trace", "measured": {"time_s": seconds},
-            "parameters": {**built, **common, **layout, "zero": zero if dp > 1 else 0, "checkpointing": checkpointing,
-                           "precision": _PRECISIONS[row["precision"]]}}  # fmt: skip
-
-
-def mlperf_step(row: Row) -> Mapping[str, Any]:
-    """MLPerf's submissions train in FP8 (some in FP4), the 70B by LoRA."""
-    raise NotExpressibleError("LoRA by name, in FP8" if row["benchmark"] == "llama2_70b_lora" else "training in FP8")
-
-
-_SIMUMAX = {"llama3_70b": "llama-3-70b", "llama3_405b": "llama-3.1-405b", "deepseekv2": "deepseek-v2",
-            "deepseekv3": "deepseek-v3"}  # fmt: skip
-
-
-def simumax_step(row: Row) -> Mapping[str, Any]:
-    """Megatron-LM, bf16 with fp32 master weights, micro-batches of one sample, sequence parallel with TP."""
-    if row["cp"] > 1:
-        raise NotExpressibleError("context parallelism")
-    name = _SIMUMAX[row["model"]]
-    sizes = {axis: int(row[axis]) for axis in ("tp", "pp", "dp", "ep")}
-    return {"gpu": known_gpu(row["gpu"]), "model": name, "stack": "Megatron-LM", "command": "trace",
-            "measured": {"time_s": row["real_step_ms"] / 1e3},
-            "parameters": {"base": name, "layers": int(row["layers"]), "gpu": "b200_sxm", "mode": "training",
-                           "batch": 1, "seq": int(row["seq_len"]), "dtype": "bf16", "precision": "mixed", **sizes,
-                           "zero": 1 if sizes["dp"] > 1 else 0, "micro_batches": int(row["micro_batches"]),
-                           "sequence_parallel": sizes["tp"] > 1}}  # fmt: skip
-
-
 # ---- PyTorch models ----
 def vision_model(row: Row) -> Mapping[str, Any]:
     """Steps of timm models in fp16 autocast, with PyTorch of any release answered as that of today."""
@@ -349,24 +276,6 @@ SOURCES: Mapping[str, tuple[str, Protocol]] = {
     "mlperf_training": ("mlperf_training", mlperf_step), "simumax": ("simumax_b200_train", simumax_step),
     "timm": ("timm_vision", vision_model), "kernelbench": ("kernelbench_timings", kernelbench),
 }  # fmt: skip
-
-
-def config_file(parameters: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The parameters of a trace, with a config that the catalogue does not have written to a file."""
-    given = dict(parameters)
-    if "config" in given:
-        config = given.pop("config")
-    elif "base" in given:
-        from kernelcast.models.catalogue import MODELS
-
-        config = {**json.loads((MODELS / f"{given.pop('base')}.json").read_text()),
-                  "num_hidden_layers": given.pop("layers")}  # fmt: skip
-        config = {name: value for name, value in config.items() if not name.startswith("_")}
-    else:
-        return given
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    return {"model": str(path), **given}
 
 
 def reasons(cases: list[PublishedCase]) -> Iterator[tuple[str, int]]:

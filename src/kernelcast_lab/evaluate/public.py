@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +23,7 @@ from kernelcast.forecast.end_to_end import ERRORS_BY, Setting, WholeSupport
 from kernelcast.forecast.predict_table import forecast_table
 from kernelcast.forecast.table import as_columns
 from kernelcast.results import LEVELS
-from kernelcast_lab.data.published import SOURCES, PublishedCase, config_file, published_cases
+from kernelcast_lab.data.published import SOURCES, PublishedCase, published_cases
 from kernelcast_lab.data.shared import tables
 from kernelcast_lab.evaluate.scores import ErrorSummary
 from kernelcast_lab.evaluate.served import Compared
@@ -97,7 +96,7 @@ class SourceScores:
         for (quantity, name), members in sorted(groups.items()):
             columns = (np.array([getattr(m, key) for m in members]) for key in ("measured", "predicted"))
             summary = asdict(ErrorSummary.of(*columns))
-            held_out = [m.inside for m in members if not m.development]
+            held_out = [m.inside for m in members if not m.development and m.high > m.low]
             summary["coverage"] = float(np.mean(held_out)) if held_out else None
             lines.append({"source": self.source, "of": quantity, **({by: name} if by else {}), **summary,
                           "held_out": len(held_out)})  # fmt: skip
@@ -170,12 +169,16 @@ def simulate(case: PublishedCase) -> list[ScoredCase]:
     ]
 
 
-def trace(case: PublishedCase) -> list[ScoredCase]:
-    from kernelcast.app.questions.trace import TraceQuestion
+def train(case: PublishedCase) -> list[ScoredCase]:
+    """A step's time, and the peak memory of its fullest rank, which has no interval."""
+    from kernelcast.training.transformer_step import forecast
 
-    with tempfile.TemporaryDirectory() as folder:
-        step = TraceQuestion(**config_file(case.parameters, Path(folder))).answer()
-    return [_step(case, step)]
+    step = forecast(case.parameters["job"])
+    scored = [_step(case, step)]
+    if "memory_bytes" in case.measured:
+        peak = step.memory.peak_bytes
+        scored.append(_scored(case, "memory_bytes", peak, peak, peak, step.supports, None))
+    return scored
 
 
 def timm_model(case: PublishedCase) -> list[ScoredCase]:
@@ -224,7 +227,7 @@ def _step(case: PublishedCase, step: Any) -> ScoredCase:
 
 
 ANSWERS: Mapping[str, Callable[[PublishedCase], list[ScoredCase]]] = {
-    "infer": infer, "simulate": simulate, "trace": trace, "timm": timm_model, "kernelbench": kernelbench_call,
+    "infer": infer, "simulate": simulate, "train": train, "timm": timm_model, "kernelbench": kernelbench_call,
 }  # fmt: skip
 
 
@@ -318,7 +321,6 @@ GROUPS = {"training": ("training_llm", "mlperf_training", "simumax"), "kernels":
           # All that have a workload of these: spreads are kept by workload, so that such a group can be fitted alone
           "serving": ("static_batches", "trtllm_offline", "served", "pipeweave", "serving_points", "vllm_h100",
                       "vllm_h200", "llmservingsim")}  # fmt: skip
-_SLOW = {"training_llm": 3}  # sources with questions that take long have so much smaller samples
 
 
 # ---- Scores
@@ -339,7 +341,7 @@ def score(
         return SourceScores(source, len(cases), tuple(kernels(asked)), missing, {})
     scored_cases: list[ScoredCase] = []
     refused: Counter[str] = Counter()
-    asked.sort(key=lambda case: (case.model, str(case.parameters)))  # a model is traced once
+    asked.sort(key=lambda case: (case.model, case.gpu, str(case.parameters)))  # a model is traced once
     with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as pool:
         answers = map(_answered, asked) if pool is None else pool.map(_answered, asked, chunksize=4)
         for at, (results, error) in enumerate(answers):
@@ -364,7 +366,7 @@ def all_sources(
     """Sources whose tables are not in the folder are left out, unless they are named."""
     known = tables(root)
     there = [name for name in NAMES if name not in TABLES or TABLES[name] in known]
-    return [score(root, name, sample and sample // _SLOW.get(name, 1), workers, progress) for name in names or there]
+    return [score(root, name, sample, workers, progress) for name in names or there]
 
 
 def figures(scores: Iterable[SourceScores], worst: int = 3) -> dict[str, list[dict[str, Any]]]:

@@ -118,6 +118,10 @@ def learned_positions(f: Fields) -> SelfAttention:
     return SelfAttention(heads, heads, hidden_size(f) // heads, qkv_bias=bias, out_bias=bias, rope=False)
 
 
+def _nemotron_mlp(f: Fields) -> Dense:
+    return Dense(f.count("intermediate_size"), gated=False, activation=f.activation("hidden_act"))
+
+
 def _ungated(f: Fields) -> Dense:
     """OPT, GPT-2, BERT: up, activation, down. GPT-2's n_inner is 4 x hidden unless the file says otherwise."""
     if f.model_type == "gpt2":
@@ -142,6 +146,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(attention, dense),
     "ministral3": Family(uniform_window, dense),
     "mistral": Family(uniform_window, dense),
+    "nemotron": Family(partial(attention, rotary_fraction=0.5), _nemotron_mlp, LAYERNORMS),
     "olmo2": Family(partial(attention, qk_norm="full"), dense),
     "olmo3": Family(_olmo3, dense),
     "opt": Family(learned_positions, _ungated, LAYERNORMS, position_offset=2),

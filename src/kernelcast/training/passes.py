@@ -1,0 +1,577 @@
+"""Kernel launches of a transformer's training step: forward, backward and recomputation of each layer on one rank.
+
+A layer, the embedding and the head are units. Each yields the kernels of its passes and the exchanges between GPUs with
+what runs beside them. The backward pass of a linear layer is two products: the gradient of its input (dgrad) and of its
+weight (wgrad), which zero-bubble schedules run apart. Memory-bound kernels that a stack fuses are timed as a copy of as
+many bytes as they move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast.calls import Call, Launch
+from kernelcast.hardware.gpu import TCGEN05, WGMMA
+from kernelcast.models.layers import (
+    CompressedAttention,
+    Dense,
+    Experts,
+    Kda,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mamba2,
+    Mixer,
+    Parallel,
+    SelfAttention,
+)
+from kernelcast.ops.dtypes import find_dtype
+from kernelcast.training.job import TrainingJob
+from kernelcast.training.layout import ProcessGroup
+
+COMPUTE, RECOMPUTE = "compute", "recompute"
+TENSOR, CONTEXT, EXPERT = "tensor parallel", "context parallel", "expert parallel"
+
+# Values read and written for each element of a tensor, by fused kernels and by those of eager PyTorch.
+_NORM = {True: (2.0, 3.0), False: (16.0, 30.0)}  # forward: x, y; backward: dy, x, dx. Eager: to fp32 and back, op by op
+_RESIDUAL = {True: (3.0, 3.0), False: (3.0, 3.0)}  # two read, one written; gradients of both branches are added
+_GATED = {True: (3.0, 5.0), False: (5.0, 12.0)}  # gate and up; their gradients
+_PLAIN = {True: (2.0, 3.0), False: (2.0, 3.0)}
+_ROPE = {True: (2.0, 2.0), False: (10.0, 10.0)}  # eager: rotated halves are joined, two products, a sum
+_LOSS = {True: (2.0, 2.0), False: (9.0, 9.0)}  # logits to fp32, their softmax, its gradient, to 16 bits
+_EMBEDDING = (2.0, 3.0)
+# FLOPs of attention's backward pass over the forward's are 2.5 (five products, two); what fused kernels reach in it is
+# 0.86 of the forward's FLOP/s: H100, head size 128, 8,192 tokens: cuDNN 518 and 600 TFLOP/s, FlashAttention-2 318 and
+# 370 (FlashAttention-3, arXiv 2407.08608, figures 5 and 6).
+BACKWARD_ATTENTION = 2.5 / 0.86
+BACKWARD_SCAN = 2.5  # state-space and delta-rule mixers: recomputed states and the gradients of both operands
+
+
+class Kernel(NamedTuple):
+    """``count`` times the call's time; ``launches``: what the host launches."""
+
+    part: str
+    call: Call
+    count: float = 1.0
+    launches: float = 1.0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Collectives one after another. ``beside``: kernels of the same pass that run meanwhile. ``pieces``: it goes in so
+    many pieces, the first of which waits (or is waited for); 0: nothing depends on it."""
+
+    part: str
+    launches: tuple[Launch, ...]
+    beside: tuple[Kernel, ...] = ()
+    pieces: int = 0
+
+
+@dataclass
+class Pass:
+    kernels: list[Kernel] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+@dataclass
+class Unit:
+    """The passes of a layer, of the embedding, or of the head. ``parameters``, ``expert_parameters``: of one rank, that
+    are trained; ``weight_bytes``: of the linear layers whose weights are quantised each step."""
+
+    forward: Pass = field(default_factory=Pass)
+    backward: Pass = field(default_factory=Pass)  # dgrad
+    wgrad: Pass = field(default_factory=Pass)
+    recompute: Pass = field(default_factory=Pass)  # selective; whole layers run their forward pass again
+
+
+class Builder:
+    """Units of a job."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job, self.model, self.layout, self.stack = job, job.model, job.layout, job.stack
+        self.formats, self.gpu = job.precision, job.gpu
+        self.tp, self.cp = job.layout.tp, job.layout.cp
+        self.tokens = job.rank_tokens  # of a tensor parallel group
+        self.hidden = job.model.hidden
+        self.apart = job.layout.sequence_parallel and self.tp > 1
+        self.outside = -(-self.tokens // self.tp) if self.apart else self.tokens  # rows of norms and residuals
+        self.vectors = job.precision.activations
+        self.width_bytes = find_dtype(self.vectors).act_bytes
+        self.narrow = job.precision.scaling != ""
+        self.adapted = job.lora is not None
+        self.modules: tuple[str, ...] = ()
+        self.unit = Unit()
+
+    # ---- kernels ----
+
+    @contextlib.contextmanager
+    def module(self, *names: str) -> Iterator[None]:
+        """What is launched inside belongs to these modules, which selective recomputation names."""
+        before, self.modules = self.modules, (*self.modules, *names)
+        yield
+        self.modules = before
+
+    @property
+    def again(self) -> bool:
+        recompute = self.job.recompute
+        return recompute.mode == "selective" and any(name in recompute.modules for name in self.modules)
+
+    def run(self, part: str, call: Call, count: float = 1.0, launches: float = 1.0) -> Kernel:
+        """In the forward pass, and again where it is recomputed."""
+        kernel = Kernel(part, call, count, launches)
+        self.unit.forward.kernels.append(kernel)
+        if self.again:
+            self.unit.recompute.kernels.append(kernel)
+        return kernel
+
+    def back(self, part: str, call: Call, count: float = 1.0, launches: float = 1.0, weight: bool = False) -> Kernel:
+        kernel = Kernel(part, call, count, launches)
+        (self.unit.wgrad if weight else self.unit.backward).kernels.append(kernel)
+        return kernel
+
+    def moved(self, rows: float, cols: float, values: float) -> tuple[Call, float]:
+        """A kernel that reads and writes ``values`` numbers for each element: as a copy, which does two."""
+        call = Call.of("copy", {"rows": max(1, round(rows)), "cols": max(1, round(cols)), "dtype": self.vectors,
+                                "stack": "torch"})  # fmt: skip
+        return call, values / 2
+
+    def vector(self, part: str, rows: float, cols: float, values: tuple[float, float]) -> None:
+        """A memory-bound kernel and its gradient."""
+        forward, backward = values
+        if rows * cols < 1:
+            return
+        call, count = self.moved(rows, cols, forward)
+        self.run(part, call, count, max(1.0, forward / 3))
+        if backward:
+            self.back(part, call, backward / 2, max(1.0, backward / 3))
+
+    def gemm(self, m: float, n: float, k: float, dtype: str, layout: str = "tn") -> Call:
+        """Narrow formats are multiplied with both operands K-major: they are cast in both layouts."""
+        return Call.of("gemm", {"m": max(1, round(m)), "n": max(1, round(n)), "k": max(1, round(k)), "dtype": dtype,
+                                "layout": None if layout == "tn" or find_dtype(dtype).act_bytes < 2 else layout,
+                                "stack": "torch"})  # fmt: skip
+
+    def cast(self, part: str, rows: float, cols: float, what: str, fused: bool = False) -> None:
+        """Of an input (forward) or of an output's gradient (backward) to the format of the products."""
+        if not self.narrow:
+            return
+        read, written, fuses = self.formats.casts[what]
+        values = (read + written) / self.width_bytes
+        if fused and fuses:  # the kernel before writes the narrow tensors itself, in place of a wide one
+            values = max(0.0, written - self.width_bytes) / self.width_bytes
+        if values:
+            call, count = self.moved(rows, cols, values)
+            emit = self.run if what == "input" else self.back
+            emit(part, call, count, 1.0 + (read > self.width_bytes))
+
+    # ---- linear layers ----
+
+    def linear(self, part: str, n: int, k: int, *, rows: float = 0.0, target: str = "", column: bool = True,
+               fused_input: bool = True, narrow: bool = True, count: float = 1.0, launches: float = 1.0,
+               gather: bool = True) -> tuple[Kernel, Kernel, Kernel | None]:  # fmt: skip
+        """Rows of k numbers to n numbers on this rank; ``column``: sharded over its outputs (tensor parallelism gathers
+        its input), else over its inputs (sums are scattered)."""
+        rows = rows or self.tokens
+        formats = (self.formats.forward, self.formats.dgrad, self.formats.wgrad)
+        forward, dgrad, wgrad = formats if narrow else (self.vectors if self.vectors != "fp32" else "tf32",) * 3
+        if narrow:
+            self.cast(part, rows * count, k, "input", fused_input)
+        first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
+        if narrow:
+            self.cast(part, rows * count, n, "gradient")
+        second = self.back(part, self.gemm(rows, k, n, dgrad, "nn"), count, launches)
+        third = None
+        if not self.adapted:
+            third = self.back(part, self.gemm(n, k, rows, wgrad, "nt"), count, launches, weight=True)
+        elif target in (self.job.lora.targets if self.job.lora else ()):
+            self._adapter(part, rows, n, k, count)
+        if gather:
+            self._tensor_parallel(column, first, second, third)
+        return first, second, third
+
+    def _adapter(self, part: str, rows: float, n: int, k: int, count: float) -> None:
+        """Down to the rank and up, added to the layer's output."""
+        rank = self.job.lora.rank if self.job.lora else 0
+        dtype = self.vectors
+        for out, inner in ((rank, k), (n, rank)):
+            self.run(part, self.gemm(rows, out, inner, dtype), count)
+            self.back(part, self.gemm(rows, inner, out, dtype, "nn"), count)
+            self.back(part, self.gemm(out, inner, rows, dtype, "nt"), count, weight=True)
+        for width, emit in ((n, self.run), (k, self.back)):
+            call, moved = self.moved(rows, width, 3.0)
+            emit(part, call, moved * count)
+
+    def _tensor_parallel(self, column: bool, first: Kernel, second: Kernel, third: Kernel | None) -> None:
+        """Collectives of one linear layer. With sequence parallelism the input of a column layer is all-gathered and
+        the output of a row layer reduce-scattered, and the reverse in the backward pass. There the gather of a column
+        layer's input, which wgrad needs, runs beside dgrad, and the scatter of its gradient beside wgrad
+        (Megatron-LM, LinearWithGradAccumulationAndAsyncCommunication). With tp_overlap the others go chunk by chunk
+        beside their product (Transformer Engine's user buffers, AsyncTP)."""
+        if self.tp == 1:
+            return
+        size = self.tokens * self.hidden * self.width_bytes
+        if not self.apart:  # an all-reduce forward of a row layer, backward of a column layer (beside wgrad)
+            if column:
+                self._exchange("backward", "all_reduce", size, (third,) if third else ())
+            else:
+                self._exchange("forward", "all_reduce", size)
+            return
+        pieces, chunks = (self.tp, True) if self.job.tp_overlap else (0, False)
+        if column:
+            self._exchange("forward", "all_gather", size, (first,) if chunks else (), pieces)
+            if third is not None:
+                self._exchange("backward", "all_gather", size, (second,))
+            self._exchange("backward", "reduce_scatter", size, (third,) if third else (second,) * chunks,
+                           0 if third else pieces)  # fmt: skip
+        else:
+            self._exchange("forward", "reduce_scatter", size, (first,) if chunks else (), pieces)
+            self._exchange("backward", "all_gather", size, (second,) if chunks else (), pieces)
+
+    def _exchange(self, name: str, op: str, size: float, beside: tuple[Kernel, ...] = (), pieces: int = 0,
+                  part: str = TENSOR, group: ProcessGroup | None = None) -> None:  # fmt: skip
+        group = group or self.layout.group("tp")
+        self._send(name, part, tuple(group.launches(op, size, self.vectors, self.gpu)), beside, pieces)
+
+    def _send(self, name: str, part: str, launches: tuple[Launch, ...], beside: tuple[Kernel, ...] = (),
+              pieces: int = 0) -> None:  # fmt: skip
+        if not launches:
+            return
+        exchange = Exchange(part, launches, beside, pieces)
+        getattr(self.unit, name).exchanges.append(exchange)
+        if name == "forward" and self.again:
+            self.unit.recompute.exchanges.append(exchange)
+
+    def norm(self, rows: float = 0.0, cols: float = 0.0) -> None:
+        with self.module("layernorm"):
+            self.vector("norms", rows or self.outside, cols or self.hidden, _NORM[self.stack.fused_norms])
+
+    def residual(self) -> None:
+        self.vector("residual", self.outside, self.hidden, _RESIDUAL[self.stack.fused_residual])
+
+    def activation(self, part: str, rows: float, width: int, gated: bool) -> None:
+        values = (_GATED if gated else _PLAIN)[self.stack.fused_activation]
+        self.vector(part, rows, width, values)
+
+    # ---- units ----
+
+    def embedding(self) -> Unit:
+        self.unit = unit = Unit()
+        forward, backward = _EMBEDDING
+        self.vector("embedding", self.outside, self.hidden, (forward, 0.0 if self.adapted else backward))
+        if self.tp > 1:  # the table is sharded over tokens' ids
+            size = self.tokens * self.hidden * self.width_bytes
+            self._exchange("forward", "reduce_scatter" if self.apart else "all_reduce", size)
+            if self.apart and not self.adapted:
+                self._exchange("backward", "all_gather", size)
+        return unit
+
+    def head(self) -> Unit:
+        """The last norm, logits, and the loss over them."""
+        self.unit = unit = Unit()
+        self.norm()
+        vocab = -(-self.model.vocab // self.tp)
+        self.linear("head", vocab, self.hidden, narrow=False)
+        self.vector("loss", self.tokens, vocab, _LOSS[self.stack.fused_cross_entropy])
+        return unit
+
+    def layer(self, layer: Layer) -> Unit:
+        self.unit = unit = Unit()
+        if layer.attention is not None:
+            self.norm()
+            self.mixer(layer.attention)
+            if layer.norms.behind:
+                self.norm()
+            self.residual()
+        if layer.mlp is not None:
+            self.norm()
+            if isinstance(layer.mlp, Dense):
+                with self.module("mlp"):
+                    self.dense(layer.mlp, "mlp")
+            else:
+                with self.module("moe"):
+                    self.experts(layer.mlp)
+            if layer.norms.behind:
+                self.norm()
+            self.residual()
+        return unit
+
+    def joined(self, layer: Layer) -> Unit:
+        """A module for multi-token prediction: two norms, the product that joins both states, and a layer."""
+        unit = self.layer(layer)
+        self.norm()
+        self.norm()
+        self.linear("projections", self.hidden // self.tp, 2 * self.hidden)
+        return unit
+
+    def dense(self, block: Dense, part: str, *, shard: bool = True, gather: bool = True) -> None:
+        inter = block.inter // self.tp if shard else block.inter
+        if not inter:
+            raise KernelcastError(f"tp {self.tp} cannot shard an MLP of width {block.inter}")
+        joined = self.stack.joined_projections or not block.gated
+        self.linear(part, block.up_width // block.inter * inter if joined else inter, self.hidden, target="fc1",
+                    count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather)  # fmt: skip
+        with self.module("mlp_act" if part == "mlp" else "shared_experts"):
+            self.activation(part, self.tokens, inter, block.gated)
+        self.linear(part, self.hidden, inter, target="fc2", column=False, gather=gather)
+
+    # ---- mixers ----
+
+    def mixer(self, mixer: Mixer) -> None:
+        if isinstance(mixer, SelfAttention):
+            self.attention(mixer)
+        elif isinstance(mixer, LatentAttention):
+            self.latent(mixer)
+        elif isinstance(mixer, Parallel):
+            self.attention(mixer.attention)
+            self.scan(mixer.recurrent)
+        elif isinstance(mixer, LinearAttention | Kda | Mamba2):
+            self.scan(mixer)
+        elif isinstance(mixer, CompressedAttention):
+            self.compressed(mixer)
+        else:
+            raise KernelcastError(f"{type(mixer).__name__} of {self.model.name} has no training kernels here")
+
+    def attention(self, mixer: SelfAttention) -> None:
+        heads, kv_heads, dim = mixer.q_heads // self.tp, max(1, mixer.kv_heads // self.tp), mixer.head_dim
+        kept = 0 if mixer.shares_kv else 1 if mixer.values_are_keys else 2
+        query = heads * dim * (2 if mixer.output_gate else 1)
+        if self.stack.joined_projections:
+            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv")
+        else:
+            self.linear("projections", query, self.hidden, target="qkv")
+            if kept:
+                self.linear("projections", kv_heads * dim, self.hidden, target="qkv", count=kept, launches=kept,
+                            gather=False)  # fmt: skip
+        width = heads * dim + (0 if mixer.shares_kv else kv_heads * dim)
+        if mixer.qk_norm != "none":
+            self.norm(self.tokens, width)
+        if mixer.rope:
+            self.vector("rotary", self.tokens, width, _ROPE[self.stack.fused_rope])
+        with self.module("core_attn"):
+            window = mixer.window or 0
+            self.core(heads, kv_heads, dim, dim, window, mixer.chunked)
+        if mixer.output_gate:
+            self.vector("activation", self.tokens, heads * dim, (3.0, 5.0))
+        self.linear("projections", self.hidden, heads * dim, target="proj", column=False, fused_input=False)
+
+    def latent(self, mixer: LatentAttention) -> None:
+        """Down projections are replicated, up projections sharded by heads; heads are expanded in training."""
+        heads = mixer.q_heads // self.tp
+        query, rank = heads * mixer.qk_head_dim, mixer.q_lora_rank
+        down, rows = mixer.kv_lora_rank + mixer.qk_rope_head_dim, self.outside
+        if rank is None:
+            self.linear("projections", query, self.hidden, target="qkv")
+        else:
+            self.linear("projections", rank, self.hidden, rows=rows, target="qkv", gather=False)
+        self.linear("projections", down, self.hidden, rows=rows, target="qkv", gather=False)
+        self.norm(rows, (rank or 0) + mixer.kv_lora_rank)
+        with self.module("mla_up_proj"):
+            if rank is not None:
+                self.linear("projections", query, rank, gather=False)
+            self.linear("projections", heads * (mixer.qk_nope_head_dim + mixer.v_head_dim), mixer.kv_lora_rank,
+                        gather=False)  # fmt: skip
+            if self.apart:  # latents of all tokens, far narrower than the hidden state
+                size = self.tokens * ((rank or 0) + down) * self.width_bytes
+                self._exchange("forward", "all_gather", size)
+                self._exchange("backward", "reduce_scatter", size)
+            self.vector("rotary", self.tokens, heads * (mixer.qk_head_dim + mixer.qk_nope_head_dim),
+                        _ROPE[self.stack.fused_rope])  # fmt: skip
+        with self.module("core_attn"):
+            self.core(heads, heads, mixer.qk_head_dim, mixer.v_head_dim, 0, False)
+        self.linear("projections", self.hidden, heads * mixer.v_head_dim, target="proj", column=False,
+                    fused_input=False)  # fmt: skip
+
+    def compressed(self, mixer: CompressedAttention) -> None:
+        """DeepSeek-V4: low-rank queries, one key-value head, a window and compressed keys, grouped output."""
+        heads, dim = mixer.q_heads // self.tp, mixer.head_dim
+        self.linear("projections", mixer.q_lora_rank + dim, self.hidden, rows=self.outside, gather=False)
+        self.norm(self.outside, mixer.q_lora_rank + dim)
+        self.linear("projections", heads * dim, mixer.q_lora_rank, gather=False)
+        self.vector("rotary", self.tokens, heads * mixer.rope_dim, _ROPE[self.stack.fused_rope])
+        with self.module("core_attn"):
+            self.core(heads, 1, dim, dim, mixer.window, False)
+            if mixer.ratio:
+                keys = max(1, self.length // mixer.ratio)
+                seen = min(keys, mixer.indexer.topk) if mixer.indexer else max(1, keys // 2)  # of causal ones the half
+                self.attend(heads, 1, dim, dim, 1.0, self.rank_length, seen, False)
+        self.linear("projections", mixer.o_lora_rank * mixer.o_groups // self.tp, heads * dim // mixer.o_groups,
+                    count=1.0, gather=False)  # fmt: skip
+        self.linear("projections", self.hidden, mixer.o_lora_rank * mixer.o_groups // self.tp, column=False,
+                    fused_input=False)  # fmt: skip
+
+    @property
+    def length(self) -> int:
+        """Tokens that attend to one another: of a sequence, or of one that is packed with others."""
+        return min(self.job.mean_length or self.job.seq, self.job.seq) if self.job.packed else self.job.seq
+
+    @property
+    def rank_length(self) -> int:
+        return max(1, self.length // self.cp)
+
+    def attend(self, heads: float, kv_heads: int, dim: int, value_dim: int, batch: float, queries: int, keys: int,
+               causal: bool, times: float = 1.0) -> tuple[Kernel, Kernel]:  # fmt: skip
+        """Attention and its gradient; ``batch``: sequences over those of the micro-batch."""
+        sequences = max(1, round(self.job.micro_batch * self.job.seq / self.length * batch))
+        given: dict[str, Any] = {
+            "batch": sequences, "q_len": queries, "kv_len": keys, "q_heads": max(1, round(heads)),
+            "kv_heads": kv_heads, "head_dim": dim, "causal": causal,
+            "dtype": self.vectors, **self._backend(),
+        }  # fmt: skip
+        share = times * (dim + value_dim) / (2 * dim)
+        call = Call.of("attention", given)
+        return self.run("attention", call, share, times), self.back("attention", call, share * BACKWARD_ATTENTION, 3.0)
+
+    def _backend(self) -> dict[str, str | None]:
+        """cuDNN's kernels were measured on Hopper by PyTorch; on Blackwell TensorRT-LLM's, which reach as much, are."""
+        chosen = self.stack.attention
+        if self.vectors == "fp32":
+            return {"stack": "torch", "backend": None}
+        if chosen == "cudnn" and self.gpu.instruction_path == TCGEN05:
+            return {"stack": "sglang", "backend": None}
+        if chosen == "cudnn" and self.gpu.instruction_path != WGMMA:
+            chosen = "fa2"
+        return {"stack": "torch", "backend": chosen}
+
+    def core(self, heads: int, kv_heads: int, dim: int, value_dim: int, window: int, chunked: bool) -> None:
+        """Scores and values. A window is blocks of queries that see two of keys; with context parallelism each rank
+        has an early and a late part of every sequence, so that causal work is balanced."""
+        length, cp = self.length, self.cp
+        if window and window < length:
+            if chunked:
+                self.attend(heads, kv_heads, dim, value_dim, length / window / cp, window, window, True)
+            else:
+                self.attend(heads, kv_heads, dim, value_dim, length / window / cp, window, 2 * window, True)
+            return
+        causal = self.model.kind == "decoder"
+        if cp == 1 or self.job.packed:
+            self.attend(heads, kv_heads, dim, value_dim, 1.0 / cp, length, length, causal)
+            return
+        queries = length // cp
+        keys_bytes = 2 * self.tokens * kv_heads * dim * self.width_bytes  # of this rank, keys and values
+        group = self.layout.group("cp")
+        if self.layout.cp_comm == "a2a":
+            own = self.attend(max(1, heads / cp), max(1, kv_heads // cp), dim, value_dim, 1.0, length, length, causal)
+            del own
+            for width in (heads + 2 * kv_heads, heads):
+                size = self.tokens * width * dim * self.width_bytes
+                for name in ("forward", "backward"):
+                    self._exchange(name, "all_to_all", size, part=CONTEXT, group=group)
+            return
+        if self.layout.cp_comm == "all_gather":
+            self.attend(heads, kv_heads, dim, value_dim, 2.0, queries // 2, length // 2 + queries // 2, False)
+            self._exchange("forward", "all_gather", keys_bytes * cp, part=CONTEXT, group=group)
+            self._exchange("backward", "all_gather", keys_bytes * cp, part=CONTEXT, group=group)
+            self._exchange("backward", "reduce_scatter", keys_bytes * cp, part=CONTEXT, group=group)
+            return
+        self.ring(heads, kv_heads, dim, value_dim, queries, causal, keys_bytes)
+
+    def ring(self, heads: int, kv_heads: int, dim: int, value_dim: int, queries: int, causal: bool,
+             keys_bytes: float) -> None:  # fmt: skip
+        """Keys and values go round while each step attends to what has come; a step's output is joined to the sum. In
+        the backward pass their gradients go round too."""
+        cp = self.cp
+        first = self.attend(heads, kv_heads, dim, value_dim, 1.0, queries, queries, causal)
+        keys = queries // 2 if causal else queries
+        others = self.attend(heads, kv_heads, dim, value_dim, 1.0, queries, keys, False, times=cp - 1.0)
+        call, count = self.moved(self.tokens, heads * value_dim, 3.0 * (cp - 1) * (0.75 if causal else 1.0))
+        self.run("attention", call, count, cp - 1.0)
+        self.back("attention", call, count, cp - 1.0)
+        group = self.layout.group("cp")
+        for name, at, size in (("forward", 0, keys_bytes), ("backward", 1, 2 * keys_bytes)):
+            steps = tuple(group.neighbour(size, self.vectors, self.gpu)) * (cp - 1)
+            self._send(name, CONTEXT, steps, (first[at], others[at]), 0)
+
+    def scan(self, mixer: LinearAttention | Kda | Mamba2) -> None:
+        """State-space and delta-rule mixers: projections, a short convolution with gates, and the scan."""
+        tp = self.tp
+        given: dict[str, Any] = {"batch": self.job.micro_batch, "q_len": self.job.seq // self.cp,
+                                 "dtype": self.vectors, "stack": "torch"}  # fmt: skip
+        if isinstance(mixer, LinearAttention):
+            width, op = mixer.value_width // tp, "gated_delta"
+            given |= {"key_heads": mixer.key_heads // tp, "value_heads": mixer.value_heads // tp, "qk_norm": True,
+                      "key_dim": mixer.key_head_dim, "value_dim": mixer.value_head_dim}  # fmt: skip
+        elif isinstance(mixer, Kda):
+            width, op = mixer.width // tp, "kda"
+            given |= {"heads": mixer.heads // tp, "key_dim": mixer.head_dim}
+        else:
+            width, op = mixer.width // tp, "mamba2"
+            given |= {"heads": mixer.heads // tp, "head_dim": mixer.head_dim, "state": mixer.state,
+                      "groups": max(1, mixer.groups // tp), "chunk": mixer.chunk}  # fmt: skip
+        self.linear("projections", mixer.in_width // tp, self.hidden, target="qkv")
+        self.vector("activation", self.tokens, mixer.conv_channels // tp, (4.0, 7.0))
+        call = Call.of(op, given)
+        self.run("scan", call)
+        self.back("scan", call, BACKWARD_SCAN, 3.0)
+        self.norm(self.tokens, width)
+        self.linear("projections", self.hidden, width, target="proj", column=False, fused_input=False)
+
+    # ---- experts ----
+
+    def experts(self, block: Experts) -> None:
+        """Router, dispatch, the products of this rank's experts, combine; shared experts beside them."""
+        layout, width = self.layout, block.width(self.hidden)
+        rows = self.tokens / self.tp if layout.tp > 1 else self.tokens  # tokens that this rank routes
+        self.linear("router", block.experts, self.hidden, rows=rows, narrow=False, gather=False)
+        self.vector("router", rows, block.experts, (6.0, 6.0))  # scores, top-k, probabilities, in fp32
+        if block.latent:
+            self.linear("experts", width, self.hidden, rows=rows, gather=False)
+        shard = layout.expert_tp
+        pairs = rows * block.topk * shard  # rows of this rank's experts, with balanced loads
+        permutes = (2.0, 2.0) if self.stack.token_permutation_fused else (6.0, 6.0)
+        self._dispatch(block, rows, width)
+        self.vector("permutation", pairs, width, permutes)
+        local = block.experts // layout.ep
+        each, inter = pairs / local * self._imbalance(block), max(1, block.inter // shard)
+        launches = 1.0 if self.stack.grouped_gemm else float(local)
+        up = inter * (2 if block.gated else 1)
+        self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
+                    gather=False)  # fmt: skip
+        with self.module("moe_act"):
+            self.activation("experts", pairs, inter, block.gated)
+        self.linear("experts", width, inter, rows=max(1.0, each), target="fc2", count=local, launches=launches,
+                    gather=False)  # fmt: skip
+        self.vector("permutation", pairs, width, permutes)
+        if block.latent:
+            self.linear("experts", self.hidden, width, rows=rows, gather=False)
+        if block.shared:
+            with self.module("shared_experts"):
+                self.dense(block.shared, "shared experts")
+            self.vector("residual", self.outside, self.hidden, (3.0, 2.0))
+
+    def _imbalance(self, block: Experts) -> float:
+        """Load of the busiest rank's experts over the mean. Balanced by force: 1; a trained router's spread of a rank's
+        share falls with the experts that it holds."""
+        if self.job.routing == "balanced" or self.layout.ep == 1:
+            return 1.0
+        local = block.experts / self.layout.ep
+        return 1.0 + (0.5 if self.job.routing == "expected" else 0.1) / local**0.5
+
+    def _dispatch(self, block: Experts, rows: float, width: int) -> None:
+        """Tokens to the ranks of their experts, and results back; the gradients go the same ways."""
+        layout, world = self.layout, self.layout.ep
+        if layout.expert_tp > 1:  # the ranks that share an expert have all of its tokens
+            size = rows * block.topk * layout.expert_tp * width * self.width_bytes
+            group = layout.group("expert_tp")
+            for name in ("forward", "backward"):
+                for op in ("all_gather", "reduce_scatter"):
+                    self._exchange(name, op, size, part=EXPERT, group=group)
+        if world == 1:
+            return
+        group, tokens = layout.group("experts"), max(1, round(rows))
+        dispatcher = self.job.dispatcher
+        if dispatcher == "alltoall":
+            size = rows * block.topk * width * self.width_bytes
+            calls = [tuple(group.launches("all_to_all", size, self.vectors, self.gpu))] * 2
+        else:
+            nodes = group.nodes(self.gpu)
+            given = {"tokens": tokens, "hidden": width, "topk": min(block.topk, block.experts),
+                     "experts": block.experts, "world": world, "stack": "sglang", "dtype": "bf16",
+                     "nodes": nodes, "fabric": layout.between_nodes if nodes > 1 else None}  # fmt: skip
+            calls = [(Launch("communication", Call.of(f"deepep_{what}", given)),) for what in ("dispatch", "combine")]
+        for name in ("forward", "backward"):
+            for launches in calls:
+                self._send(name, EXPERT, launches)

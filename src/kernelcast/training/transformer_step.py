@@ -1,0 +1,365 @@
+"""The time of a training step of a transformer: units of layers, the pipeline's schedule, what no kernel hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kernelcast.energy.power import longer_s
+from kernelcast.forecast.calls import Call, Launch
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
+from kernelcast.forecast.predict_table import Times
+from kernelcast.models.layers import Layer
+from kernelcast.ops.work import Array
+from kernelcast.results import Interval, support_of
+from kernelcast.schedule import KernelTime, Share, joined, shares
+from kernelcast.training import job_work
+from kernelcast.training.job import TrainingJob
+from kernelcast.training.passes import CONTEXT, EXPERT, TENSOR, Builder, Kernel, Pass, Unit
+from kernelcast.training.schedules import dual_pipe_end, stage_ends
+from kernelcast.training.step import STEP, STEP_SPREAD
+
+PARTS = (
+    "compute", "recompute", TENSOR, CONTEXT, EXPERT, "data parallel", "pipeline", "bubble", "optimizer", "offload",
+    "host",
+)  # fmt: skip
+_KINDS = ("compute", TENSOR, CONTEXT, EXPERT)  # of a pass
+_PASSES = ("forward", "backward", "wgrad", "recompute")
+_BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, where another micro-batch's overlap them
+
+
+@dataclass(frozen=True)
+class UnitTimes:
+    """Seconds of a unit by pass and by kind, (4, 4), and the host's of its launches by pass."""
+
+    seconds: Array
+    host_s: Array
+
+    @classmethod
+    def of(cls, unit: Unit, job: TrainingJob, times: Times) -> UnitTimes:
+        passes = [getattr(unit, name) for name in _PASSES]
+        seconds = np.array([_seconds(each, job, times) for each in passes])
+        launches = [sum(k.launches for k in p.kernels) + sum(len(x.launches) for x in p.exchanges) for p in passes]
+        return cls(seconds, np.array(launches) * (0.0 if job.cuda_graphs else job.stack.launch_s))
+
+
+def call_s(call: Call, times: Times) -> float:
+    """Of a call in a run that lasts: at the GPU's power limit."""
+    time_s = times[call].interval.value
+    return time_s + float(longer_s(call, time_s, times.gpu)) if times.gpu.tensor_flops_per_j else time_s
+
+
+def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
+    """Of a pass: its kernels, and by kind what exchanges add: what no kernel hides, and what the kernels beside them
+    lose to the SMs and the memory that a collective takes."""
+    by_kind = dict.fromkeys(_KINDS, 0.0)
+    by_kind["compute"] = sum(k.count * call_s(k.call, times) for k in one.kernels)
+    for exchange in one.exchanges:
+        sent = sum(launch.count * times[launch.call].interval.value for launch in exchange.launches)
+        beside = sum(k.count * call_s(k.call, times) for k in exchange.beside)
+        hidden = min(sent, beside)
+        first = hidden / exchange.pieces if exchange.pieces else 0.0
+        by_kind[exchange.part] += sent - hidden + first + job.stack.interference * (hidden - first)
+    return list(by_kind.values())
+
+
+def _calls(unit: Unit) -> Iterable[Call]:
+    for name in _PASSES:
+        one: Pass = getattr(unit, name)
+        for kernel in one.kernels:
+            yield kernel.call
+        for exchange in one.exchanges:
+            for launch in exchange.launches:
+                yield launch.call
+
+
+class Plan:
+    """A job as its units, before anything is timed. Units of equal jobs are built once (``built``)."""
+
+    def __init__(self, job: TrainingJob, built: dict[Any, Any]) -> None:
+        self.job, layout = job, job.layout
+        shape = _shape(job)
+        self.units: Mapping[Any, Unit] = built.get(shape) or built.setdefault(shape, _units(job))
+        self.shape = shape
+        self.parts: list[dict[Any, int]] = []  # units of each part of the model, with their count
+        layers, at = [run.layer for run in job.model.layers for _ in range(run.count)], 0
+        for part, count in enumerate(job.part_layers):
+            some: dict[Any, int] = {}
+            for layer in layers[at : at + count]:
+                some[id(layer)] = some.get(id(layer), 0) + 1
+            at += count
+            if part == 0:
+                some["embedding"] = 1
+            if part == layout.parts - 1:
+                some["head"] = 1 + (job.model.mtp_layers if job.mtp else 0)
+                for name in ("mtp",) if job.mtp and job.model.mtp_layers else ():
+                    some[name] = job.model.mtp_layers
+            self.parts.append(some)
+        self.work = job_work.Work(job, self.parts)
+
+    def calls(self) -> Iterable[Call]:
+        yield from self.work.calls()
+
+
+def _shape(job: TrainingJob) -> tuple[Any, ...]:
+    """What decides the units: the same for many layouts."""
+    layout = job.layout
+    return (
+        id(job.model), job.gpu.id, job.seq, job.micro_batch, layout.tp, layout.cp, layout.cp_comm, layout.ep,
+        layout.expert_tp, layout.sequence_parallel, layout.gpus_per_node, layout.between_nodes, job.stack.id,
+        job.precision.id, job.recompute.mode == "selective" and job.recompute.modules, job.lora, job.tp_overlap,
+        job.routing, job.packed and job.mean_length, job.dispatcher, job.cuda_graphs, job.mtp,
+    )  # fmt: skip
+
+
+def _units(job: TrainingJob) -> dict[Any, Unit]:
+    builder = Builder(job)
+    units: dict[Any, Unit] = {id(run.layer): builder.layer(run.layer) for run in job.model.layers}
+    units |= {"embedding": builder.embedding(), "head": builder.head()}
+    if job.mtp and job.model.mtp_module:
+        module: Layer = job.model.mtp_module[0].layer
+        units["mtp"] = builder.joined(module)
+    return units
+
+
+def forecast(job: TrainingJob, conditions: Conditions = STEP, times: Times | None = None) -> TrainingForecast:
+    """Predict a step."""
+    return forecast_many([job], conditions, times)[0]
+
+
+def forecast_many(
+    jobs: Sequence[TrainingJob], conditions: Conditions = STEP, times: Times | None = None
+) -> list[TrainingForecast]:
+    """Predict a step of each job; every distinct kernel call of all of them is predicted once, together. ``times``: of
+    the jobs' GPU."""
+    built: dict[Any, Any] = {}
+    plans = [Plan(job, built) for job in jobs]
+    by_gpu: dict[str, Times] = {times.gpu.id: times} if times else {}
+    calls: dict[str, dict[Call, None]] = {}
+    seen: set[Any] = set()
+    for plan in plans:
+        gpu = plan.job.gpu
+        by_gpu.setdefault(gpu.id, Times(gpu, conditions))
+        some = calls.setdefault(gpu.id, {})
+        some.update(dict.fromkeys(plan.calls()))
+        if plan.shape not in seen:
+            seen.add(plan.shape)
+            some.update(dict.fromkeys(call for unit in plan.units.values() for call in _calls(unit)))
+    for gpu_id, wanted in calls.items():
+        by_gpu[gpu_id].predict(wanted)
+    timed: dict[Any, dict[Any, UnitTimes]] = {}
+    stages = [_Stages(plan, by_gpu[plan.job.gpu.id], timed) for plan in plans]
+    _schedule(stages)
+    return [each.result() for each in stages]
+
+
+class _Stages:
+    """Seconds of the parts of a job's model, (parts, passes, kinds), and of what a stage does once a step."""
+
+    def __init__(self, plan: Plan, times: Times, timed: dict[Any, dict[Any, UnitTimes]]) -> None:
+        self.plan, self.job, self.times = plan, plan.job, times
+        job, layout = plan.job, plan.job.layout
+        if plan.shape not in timed:
+            timed[plan.shape] = {name: UnitTimes.of(unit, job, times) for name, unit in plan.units.items()}
+        units = timed[plan.shape]
+        self.seconds, host = np.zeros((layout.parts, 4, 4)), np.zeros((layout.parts, 4))
+        for part, some in enumerate(plan.parts):
+            for name, count in some.items():
+                self.seconds[part] += count * units[name].seconds
+                host[part] += count * units[name].host_s
+        self.again = self._recomputed(units)  # (parts,): of the backward pass
+        if job.expert_overlap or layout.schedule == "dualpipe":
+            self._overlap_experts()
+        self.sharded = plan.work.sharded_s(self.times, self._pass_s(), units)  # (parts, 2): of FSDP, each pass
+        busy = self._pass_s() + np.pad(self.sharded, ((0, 0), (0, 1)))
+        self.host = np.maximum(0.0, np.stack([host[:, 0], host[:, 1] + host[:, 3], host[:, 2]], axis=1) - busy)
+        self.tasks = (busy + self.host).T  # (3, parts)
+        self.offload_s = plan.work.activation_offload_s(self.tasks)
+        self.tasks = self.tasks + self.offload_s
+        self.send_s = plan.work.send_s(times)
+
+    def _recomputed(self, units: Mapping[Any, UnitTimes]) -> Array:
+        job, again = self.job, self.seconds[:, 3].sum(axis=1)
+        if job.recompute.mode != "full":
+            return again
+        for part, some in enumerate(self.plan.parts):
+            layers = sum(count for name, count in some.items() if isinstance(name, int))
+            most = job.recompute.layers if job.recompute.method == "block" and job.recompute.layers else layers
+            share = min(1.0, most / layers) if layers else 0.0
+            for name, count in some.items():
+                again[part] += share * count * units[name].seconds[0].sum() if isinstance(name, int) else 0.0
+        return again
+
+    def _overlap_experts(self) -> None:
+        """Dispatch and combine run beside kernels of another micro-batch."""
+        at, lost = _KINDS.index(EXPERT), self.job.stack.interference
+        for name in (0, 1):
+            sent = self.seconds[:, name, at]
+            hidden = np.minimum(sent, _BEHIND * self.seconds[:, name, 0])
+            self.seconds[:, name, at] = sent - hidden + lost * hidden
+
+    def _pass_s(self) -> Array:
+        """(parts, 3): forward, backward with what is recomputed, gradients of weights."""
+        whole = self.seconds.sum(axis=2)
+        return np.stack([whole[:, 0], whole[:, 1] + self.again, whole[:, 2]], axis=1)
+
+    def of_stage(self, stage: int) -> slice:
+        return slice(stage, None, self.job.layout.pp)
+
+    def result(self) -> TrainingForecast:
+        """``ends``: of each stage, with links and with links that cost nothing."""
+        job, layout, work, ends = self.job, self.job.layout, self.plan.work, self.ends
+        count, pp = layout.micro_batches, layout.pp
+        per_stage = np.stack([self.tasks[:, self.of_stage(s)].sum(axis=1) for s in range(pp)])  # (stages, 3)
+        reduce_s, gather_s = work.reduce_s(self.times, per_stage), work.gather_s(self.times, per_stage)
+        update_s = work.optimizer_s(self.times)
+        tails = [ends[0][s] + reduce_s[s] for s in range(pp)]
+        slowest = int(np.argmax(per_stage.sum(axis=1)))
+        mine = self.of_stage(slowest)
+        kinds = count * self.seconds[mine, :3].sum(axis=(0, 1))
+        parts_s = dict.fromkeys(PARTS, 0.0)
+        parts_s |= dict(zip(_KINDS, kinds.tolist(), strict=True))
+        parts_s["recompute"] = count * float(self.again[mine].sum())
+        parts_s["offload"] = count * float(self.offload_s[:, mine].sum()) + work.optimizer_offload_s()
+        parts_s["optimizer"] = max(update_s)
+        parts_s["host"] = count * float(self.host[mine].sum()) + job.stack.step_s
+        schedule_s, free_s = max(ends[0]), max(ends[1])
+        parts_s["pipeline"] = schedule_s - free_s
+        parts_s["bubble"] = max(0.0, free_s - count * float(per_stage[slowest].sum()))
+        parts_s["data parallel"] = (
+            max(tails) - schedule_s + gather_s[0] + count * float(self.sharded[mine].sum())
+        )  # fmt: skip
+        return TrainingForecast(job=job, parts_s=parts_s, times=self.times, plan=self.plan, slowest=slowest)
+
+
+def _schedule(stages: Sequence[_Stages]) -> None:
+    """Schedules of equal shape run together."""
+    groups: dict[Any, list[_Stages]] = {}
+    for each in stages:
+        layout = each.job.layout
+        groups.setdefault((layout.schedule, layout.pp, layout.micro_batches, layout.virtual_stages), []).append(each)
+    for (schedule, pp, count, virtual), some in groups.items():
+        times_s = np.stack([each.tasks for each in some], axis=-1)
+        if schedule == "dualpipe":
+            ends = dual_pipe_end(pp, count, times_s)
+            free = ends
+        else:
+            send_s = np.stack([each.send_s for each in some], axis=-1)
+            both = np.concatenate([send_s, 0 * send_s], axis=-1)
+            ends = stage_ends(schedule, pp, count, virtual, np.concatenate([times_s, times_s], axis=-1), both)
+            ends, free = ends[:, : len(some)], ends[:, len(some) :]
+        for at, each in enumerate(some):
+            each.ends = (ends[:, at].tolist(), free[:, at].tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingForecast:
+    """A step of a job: its time, where that goes (``parts_s`` of the slowest stage; they add up to it), and what the
+    GPUs reach."""
+
+    job: TrainingJob
+    parts_s: dict[str, float]
+    times: Times = field(repr=False, compare=False)
+    plan: Plan = field(repr=False, compare=False)
+    slowest: int = 0  # stage
+
+    @cached_property
+    def time_s(self) -> float:
+        return sum(self.parts_s.values())
+
+    @cached_property
+    def kernels(self) -> tuple[KernelTime, ...]:
+        """Of the slowest stage, one step."""
+        found = []
+        count = self.job.layout.micro_batches
+        for some in self.plan.parts[self.slowest :: self.job.layout.pp]:
+            for name, times in some.items():
+                unit = self.plan.units[name]
+                for phase in _PASSES:
+                    one: Pass = getattr(unit, phase)
+                    for kernel in one.kernels:
+                        launch = Launch(kernel.part, kernel.call, kernel.count)
+                        found.append(KernelTime.of(phase, launch, self.times, times * count))
+                    for exchange in one.exchanges:
+                        found += [KernelTime.of(phase, Launch(exchange.part, launch.call, launch.count), self.times,
+                                                times * count) for launch in exchange.launches]  # fmt: skip
+        return tuple(found)
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        return shares(self.kernels)
+
+    @cached_property
+    def interval(self) -> Interval:
+        """Of the kernels, and of whole steps as such runs were measured."""
+        whole = joined(self.kernels)
+        low, high = ((whole.value - end) / whole.value for end in (whole.low, whole.high))
+        ends = self.time_s * np.array([1.0, 1 - np.hypot(low, STEP_SPREAD[0]), 1 + np.hypot(high, STEP_SPREAD[1])])
+        spread = EXACT if self.times.conditions.runs_measured else end_to_end().spread(self.setting)
+        return Interval(*widened(ends, spread).tolist())
+
+    @property
+    def low_s(self) -> float:
+        return self.interval.low
+
+    @property
+    def high_s(self) -> float:
+        return self.interval.high
+
+    @cached_property
+    def setting(self) -> Setting:
+        job = self.job
+        workload = "training at scale" if job.gpus > 1 else "training step"
+        workload += ", experts" * ("experts" in job.model.model_class)
+        return Setting.of(workload, job.gpu, job.stack.id, job.stack.release, job.model.model_class, job.layout,
+                          job.precision.id)  # fmt: skip
+
+    @cached_property
+    def supports(self) -> WholeSupport:
+        return WholeSupport.of(self.setting, support_of((share.time_s, share.support) for share in self.shares))
+
+    @property
+    def support(self) -> str:
+        return self.supports.level
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.job.tokens / self.time_s
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.tokens_per_s / self.job.gpus
+
+    @cached_property
+    def model_flops(self) -> float:
+        """Of a step on all GPUs, without recomputation; of causal attention the half that is seen."""
+        return job_work.model_flops(self.job)
+
+    @property
+    def model_tflops_per_gpu(self) -> float:
+        return self.model_flops / self.time_s / self.job.gpus / 1e12
+
+    @property
+    def mfu(self) -> float:
+        """The share of the step that the model's FLOPs would take at the peak of the products' format."""
+        return self.model_tflops_per_gpu * 1e12 / self.job.gpu.product_flops_per_s(self.job.precision.forward)
+
+    @property
+    def hfu(self) -> float:
+        """With what is computed again."""
+        return self.mfu * (1 + job_work.recomputed_share(self.job))
+
+    @cached_property
+    def memory(self) -> Any:
+        from kernelcast.training.job_memory import memory
+
+        return memory(self.job)
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.memory.fits)
