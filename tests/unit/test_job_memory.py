@@ -19,7 +19,7 @@ from kernelcast.training import pipeline
 from kernelcast.training.job import Lora, Offload, Recompute, TrainingJob, precision
 from kernelcast.training.job_memory import PARTS, check_fits, held, memory
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.rank_weights import layer_weights, part_layers
+from kernelcast.training.rank_weights import layer_weights
 from kernelcast.training.saved_tensors import Sharded, kept, layer_steps, most_alive
 
 H = 128
@@ -243,12 +243,16 @@ def test_full_recomputation_keeps_the_input_of_a_layer() -> None:
 # ---- schedules
 
 
-def test_layers_that_do_not_divide() -> None:
-    small = architecture((126, DENSE))
-    assert part_layers(small, TrainingLayout(pp=8)) == (15, *[16] * 6, 15)
-    assert part_layers(small, TrainingLayout(pp=2, stage_layers=(60, 66))) == (60, 66)
+def test_405b_with_16_stages_of_8_parts_has_its_embedding_and_loss_on_their_own() -> None:
+    """Megatron's --account-for-embedding-in-pipeline-split and -loss-: 126 layers + 2 over 16 x 8 parts."""
     interleaved = TrainingLayout(pp=16, schedule="interleaved", virtual_stages=8, micro_batches=16)
-    assert part_layers(small, interleaved) == (0, *[1] * 126, 0)  # Llama 3 405B: embedding and loss on their own
+    asked = job(architecture((126, DENSE)), interleaved)
+    assert asked.part_layers == (0, *[1] * 126, 0)
+    first, second, *_, last = memory(asked).stages
+    layer = 2 * layer_weights(DENSE, H, 1, 1, 1).total
+    assert first.parts["parameters"] == 7 * layer + 2 * 1024 * H
+    assert second.parts["parameters"] == 8 * layer
+    assert last.parts["parameters"] == 7 * layer + 2 * (1024 * H + H)
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -23,7 +23,7 @@ from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
 from kernelcast.training.job import LORA_TARGETS, TrainingJob
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.rank_weights import Weights, layer_runs, layer_weights, part_layers
+from kernelcast.training.rank_weights import Weights, layer_runs, layer_weights
 from kernelcast.training.saved_tensors import Sharded, head_steps, kept, layer_steps, most_alive
 
 PARTS = {
@@ -109,9 +109,9 @@ class _Rank:
             fused_activation=stack.fused_activation,
         )  # fmt: skip
         self.table = job.model.vocab / layout.tp * job.model.hidden  # numbers of the embedding, and of the head
-        self.counts = part_layers(job.model, layout)
-        self.dense_ranks = layout.dp * layout.cp
-        self.expert_ranks = max(1, layout.dp * layout.cp * layout.tp // (layout.ep * layout.expert_tp))
+        self.counts = job.part_layers
+        self.dense_ranks = layout.shards or layout.replicas  # that share one copy of what ZeRO shards
+        self.expert_ranks = min(self.dense_ranks, layout.expert_replicas) if layout.shards else layout.expert_replicas
         self._parts: dict[tuple[object, ...], _Part] = {}
 
     # ---- parts of the model

@@ -1,4 +1,4 @@
-"""Weights of one rank of a training job, and how layers are divided over the parts of a pipeline."""
+"""Weights of one rank of a training job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, SelfAttention
-from kernelcast.training.layout import TrainingLayout
 
 
 @dataclass(frozen=True)
@@ -83,18 +82,6 @@ def _matrices(layer: Layer, hidden: int, tp: int) -> list[tuple[str, int, int, f
     if isinstance(dense, Dense):
         found += [("fc1", hidden, dense.up_width, tp), ("fc2", dense.inter, hidden, tp)]
     return found
-
-
-def part_layers(model: Architecture, layout: TrainingLayout) -> tuple[int, ...]:
-    """Layers of each part of the model, in order: as given, else evenly. Where they do not divide, the last part has
-    one fewer, and the first too (Megatron's --account-for-loss-in-pipeline-split and -embedding-), then those behind
-    it."""
-    if layout.stage_layers is not None:
-        return layout.stage_layers
-    parts, layers = layout.parts, model.layer_count
-    fewer = -layers % parts
-    without = ([parts - 1, 0, *range(1, parts - 1)] if parts > 1 else [0])[:fewer]
-    return tuple(-(-layers // parts) - (part in without) for part in range(parts))
 
 
 @functools.lru_cache(maxsize=4096)
