@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelcast.errors import DoesNotFit
-from kernelcast.models.layers import Layer
+from kernelcast.hardware.gpu import TCGEN05
+from kernelcast.models.layers import Experts, Layer
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
 from kernelcast.training.job import LORA_TARGETS, TrainingJob
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.rank_weights import Weights, layer_runs, layer_weights
-from kernelcast.training.saved_tensors import Sharded, head_steps, kept, layer_steps, most_alive
+from kernelcast.training.saved_tensors import Sharded, head_steps, joining_steps, kept, layer_steps, most_alive
 
 PARTS = {
     "parameters": "weights as products read them, quantised copies, and whole ones that FSDP has gathered",
@@ -104,10 +105,13 @@ class _Rank:
         self.shape = Sharded(
             hidden=job.model.hidden, tp=layout.tp, sequence_parallel=layout.sequence_parallel, cp=layout.cp,
             cp_comm=layout.cp_comm, expert_tp=layout.expert_tp, element=self.element, linear=precision.saved_bytes,
+            attention=min(self.element, find_dtype(precision.attention).act_bytes), busiest=_busiest(job),
             quantised=precision.saved_bytes != self.element, rank=lora.rank if lora else 0,
             trained=lora.targets if lora else LORA_TARGETS, fused_norms=stack.fused_norms,
             fused_activation=stack.fused_activation,
         )  # fmt: skip
+        self.modules = [run.layer for run in job.model.mtp_module for _ in range(run.count)] * job.model.mtp_layers
+        self.modules = self.modules if job.mtp else []
         self.table = job.model.vocab / layout.tp * job.model.hidden  # numbers of the embedding, and of the head
         self.counts = job.part_layers
         self.dense_ranks = layout.shards or layout.replicas  # that share one copy of what ZeRO shards
@@ -144,6 +148,10 @@ class _Rank:
             each = 0.0 if first < away else each
             most = max(most, total + (count - 1) * each + together + alive)
             total += count * each
+        for layer in self.modules if ends else ():  # for multi-token prediction
+            total += kept(joining_steps(self.shape))
+            most = max(most, total + most_alive(layer_steps(layer, self.shape), stream))
+            total += kept(layer_steps(layer, self.shape), named)
         tokens, logits = self.job.rank_tokens, self._logits() if ends else 0.0
         return _Part(
             weights=self._weights(runs, embeds, ends), kept=total * tokens, backward=most * tokens,
@@ -154,14 +162,18 @@ class _Rank:
     def _logits(self) -> float:
         fused = self.job.stack.fused_cross_entropy
         steps = head_steps(self.job.model.final_norm, self.shape, self.job.model.vocab / self.shape.tp, fused)
-        return most_alive(steps, 0.0)
+        return most_alive(steps, 0.0) + len(self.modules) * kept(steps)
 
     def _weights(self, runs: tuple[tuple[int, Layer], ...], embeds: bool, ends: bool) -> Weights:
         job, layout = self.job, self.job.layout
         lora = (job.lora.rank, job.lora.targets) if job.lora else (0, ())
         found = [(count, layer_weights(layer, job.model.hidden, layout.tp, layout.ep, layout.expert_tp, *lora))
-                 for count, layer in runs]  # fmt: skip
+                 for count, layer in (*runs, *((1, layer) for layer in self.modules if ends))]  # fmt: skip
         outside = 0.0
+        if ends and self.modules:  # two norms and a product each; the first stage's embedding once more
+            hidden = job.model.hidden
+            outside += len(self.modules) * (2 * hidden * hidden / layout.tp + 2 * hidden)
+            outside += self.table if len(self.counts) > 1 else 0.0
         if embeds:
             outside += self.table + job.model.hidden * (job.model.learned_positions + job.model.token_types)
         if ends:
@@ -220,18 +232,15 @@ class _Rank:
         whole = _sum(weights, "dense", "experts")
         trained = _sum(weights, "adapters") if frozen else whole
         sharded_trained = self._per_rank(weights, frozen)
-        plain = precision.parameter_bytes
-        products = _sum(weights, "products")
+        plain, products = precision.parameter_bytes, _sum(weights, "products")
+        numbers = products * self._product_bytes() + (whole - products) * plain
         if frozen:
-            base = {"": plain, "int4": _NF4}.get(job.lora.base, 0.0) if job.lora else plain
-            base = base or find_dtype(job.lora.base if job.lora else "bf16").weight_bytes
-            numbers = products * base + (whole - products) * plain
             share = self._per_rank(weights, False) / whole if zero == 3 else 1.0
             parameters = numbers * share + (sharded_trained if zero == 3 else trained) * plain
         elif zero == 3:
             parameters = 0.0 if held_main else sharded_trained * plain
         else:
-            parameters = whole * plain + products * precision.weight_copies
+            parameters = numbers
         on_gpu = 0.0 if job.offload.optimizer else (sharded_trained if zero else trained)
         return {
             "parameters": parameters,
@@ -239,6 +248,21 @@ class _Rank:
             "gradients": (sharded_trained if zero >= 2 else trained) * precision.gradient_bytes,
             "optimizer": on_gpu * states,
         }
+
+    def _product_bytes(self) -> float:
+        """Of a weight of a linear layer: as stored, and quantised copies in both layouts; no more than those where fp8
+        parameters are gathered (--fp8-param-gather). Products of Blackwell read fp8 tensors with one scale in either
+        layout, so one copy is enough (Transformer Engine, is_non_tn_fp8_gemm_supported). A quantised base of adapters is
+        transposed when it is read (Megatron's disable_parameter_transpose_cache)."""
+        job, precision = self.job, self.job.precision
+        copies = precision.weight_copies
+        if precision.scaling in ("delayed", "current") and job.gpu.instruction_path == TCGEN05:
+            copies /= 2
+        base = job.lora.base if job.lora else ""
+        if base:
+            return _NF4 if base == "int4" else find_dtype(base).weight_bytes
+        gathered = copies and precision.gather_bytes < precision.parameter_bytes
+        return copies if gathered else precision.parameter_bytes + copies
 
     def _per_rank(self, weights: Sequence[Weights], adapters: bool) -> float:
         """Numbers of a shard."""
@@ -277,6 +301,12 @@ class _Rank:
         unit = max(each.unit for each in weights)
         grads = 0.0 if self.job.lora else self.element + precision.reduce_bytes
         return unit * (2 * precision.gather_bytes + grads)
+
+
+def _busiest(job: TrainingJob) -> float:
+    """Tokens of the busiest rank's experts over the mean."""
+    blocks = (run.layer.mlp for run in job.model.distinct_layers)
+    return max((job.imbalance(block) for block in blocks if isinstance(block, Experts)), default=1.0)
 
 
 def _sum(weights: Sequence[Weights], *names: str) -> float:
