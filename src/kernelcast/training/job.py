@@ -186,6 +186,14 @@ class TrainingJob:
         each, more = divmod(layers, parts)
         return tuple(each + (ends <= at < more + ends) for at in range(parts))
 
+    def imbalance(self, block: Experts) -> float:
+        """Load of the busiest rank's experts over the mean. Balanced by force: 1; a trained router's spread of a rank's
+        share falls with the experts that it holds."""
+        if self.routing == "balanced" or self.layout.ep == 1:
+            return 1.0
+        local = block.experts / self.layout.ep
+        return 1.0 + (0.5 if self.routing == "expected" else 0.1) / local**0.5
+
     @property
     def rank_tokens(self) -> int:
         """Of a micro-batch, on the GPUs of one tensor parallel group: context parallelism shards the sequence."""

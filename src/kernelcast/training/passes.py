@@ -535,7 +535,7 @@ class Builder:
         self._dispatch(block, rows, width)
         self.vector("permutation", pairs, width, permutes)
         local = block.experts // layout.ep
-        each, inter = pairs / local * self._imbalance(block), max(1, block.inter // shard)
+        each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)
         launches = 1.0 if self.stack.grouped_gemm else float(local)
         up = inter * (2 if block.gated else 1)
         self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
@@ -551,14 +551,6 @@ class Builder:
             with self.module("shared_experts"):
                 self.dense(block.shared, "shared experts")
             self.vector("residual", self.outside, self.hidden, (3.0, 2.0))
-
-    def _imbalance(self, block: Experts) -> float:
-        """Load of the busiest rank's experts over the mean. Balanced by force: 1; a trained router's spread of a rank's
-        share falls with the experts that it holds."""
-        if self.job.routing == "balanced" or self.layout.ep == 1:
-            return 1.0
-        local = block.experts / self.layout.ep
-        return 1.0 + (0.5 if self.job.routing == "expected" else 0.1) / local**0.5
 
     def _dispatch(self, block: Experts, rows: float, width: int) -> None:
         """Tokens to the ranks of their experts, and results back; the gradients go the same ways."""
