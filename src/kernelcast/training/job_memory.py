@@ -1,31 +1,31 @@
 """Peak memory that a training job allocates on a rank of each pipeline stage, by part.
 
 What a rank holds all the time: parameters, their fp32 copy, gradients and optimizer state, each divided by what shards
-it (tensor and expert parallelism, ZeRO or FSDP over the data and context parallel ranks). On top, at the worst moment of
-the schedule: activations of the micro-batches in flight (``saved_tensors.py``), the gradients of the layer whose backward
-pass runs, logits, buffers of communication and workspaces. Parts are those of that one moment, so they add up to the
-peak, which is what ``torch.cuda.max_memory_allocated`` says; context, NCCL and fragments are ``reserved_bytes``.
+it (tensor and expert parallelism, ZeRO or FSDP over the data and context parallel ranks). On top, at the worst moment
+of the schedule: activations of the micro-batches in flight (``saved_tensors.py``), the gradients of the layer whose
+backward pass runs, logits, buffers of communication and workspaces. Parts are those of that one moment, so they add up
+to the peak, which is what ``torch.cuda.max_memory_allocated`` says; context, NCCL and fragments are ``reserved_bytes``.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kernelcast.errors import DoesNotFit
-from kernelcast.models.architecture import Architecture
-from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, SelfAttention
+from kernelcast.hardware.gpu import TCGEN05
+from kernelcast.models.layers import Experts, Layer
 from kernelcast.ops.dtypes import find_dtype
-from kernelcast.ops.work import Array
 from kernelcast.schedule import Memory
 from kernelcast.training.job import LORA_TARGETS, TrainingJob
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.saved_tensors import Sharded, head_steps, kept, layer_steps, most_alive
+from kernelcast.training.rank_weights import Weights, layer_runs, layer_weights
+from kernelcast.training.saved_tensors import Sharded, head_steps, joining_steps, kept, layer_steps, most_alive
 
 PARTS = {
     "parameters": "weights as products read them, quantised copies, and whole ones that FSDP has gathered",
@@ -37,6 +37,7 @@ PARTS = {
     "communication": "buffers between stages, and of gradients on their way",
     "workspace": "of matrix products and weight gradients before they are added",
 }
+Counts = npt.NDArray[np.int64]
 # PyTorch's cuBLAS workspace on Hopper and later (CUDA semantics: :4096:2:16:8 is 8 MiB before, 32 MiB since), and the
 # 32 MiB that Transformer Engine allocates of its own
 _WORKSPACE = 2 * 32 * 2**20
@@ -72,101 +73,11 @@ class TrainingMemory:
         return bool(self.fullest.fits)
 
 
-# ---- weights of a rank
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Numbers that one rank has: ``dense`` ones are the same on all data parallel ranks, ``experts`` on those with the
-    same experts. ``products``: of them, matrices of linear layers. ``shapes``: numbers of each distinct one."""
-
-    dense: float = 0.0
-    experts: float = 0.0
-    products: float = 0.0
-    shapes: tuple[float, ...] = ()
-    adapters: float = 0.0
-    unit: float = 0.0  # the largest that FSDP gathers at once: a layer, or the embedding or head
-
-    @property
-    def total(self) -> float:
-        return self.dense + self.experts
-
-
-@functools.lru_cache(maxsize=4096)
-def layer_weights(
-    layer: Layer, hidden: int, tp: int, ep: int, expert_tp: int, rank: int = 0, targets: tuple[str, ...] = (),
-) -> Weights:  # fmt: skip
-    """Column- and row-parallel matrices are divided by ``tp``, experts by ``ep`` and ``expert_tp``; norms, the router and
-    down-projections to a latent are on every rank. An adapter has (inputs + outputs) x rank numbers, of which the side
-    that meets the sharded one is divided."""
-    matrices = _matrices(layer, hidden, tp)
-    whole = sum(rows * columns for _, rows, columns, _ in matrices)
-    products = sum(rows * columns / shards for _, rows, columns, shards in matrices)
-    shapes = {rows * columns / shards for _, rows, columns, shards in matrices}
-    adapters = sum(
-        rank * (rows + columns / shards if name in ("qkv", "fc1") else rows / shards + columns)
-        for name, rows, columns, shards in matrices if name in targets
-    )  # fmt: skip
-    experts, block = 0.0, layer.mlp
-    every = layer.norms.weights(hidden)
-    every += layer.attention.weights(hidden) if layer.attention else 0
-    every += block.weights(hidden) if block else 0
-    if isinstance(block, Experts):
-        each = block.expert_weights(hidden)
-        whole += block.experts * each
-        experts = block.experts * each / ep / expert_tp
-        width = block.width(hidden)
-        shapes |= {width * block.expert.up_width / expert_tp, width * block.inter / expert_tp}
-        adapters += sum(
-            rank * (width + size) * block.experts / ep / expert_tp
-            for name, size in (("fc1", block.expert.up_width), ("fc2", block.inter)) if name in targets
-        )  # fmt: skip
-    dense = every - whole + products
-    return Weights(dense, experts, products + experts, tuple(sorted(shapes)), adapters, dense + experts)
-
-
-def _matrices(layer: Layer, hidden: int, tp: int) -> list[tuple[str, int, int, float]]:
-    """Linear layers: LoRA's name, inputs, outputs, ranks that it is divided over."""
-    found: list[tuple[str, int, int, float]] = []
-    mixer = layer.attention
-    if isinstance(mixer, SelfAttention):
-        kv = mixer.qkv_width - mixer.q_width
-        over = mixer.qkv_width / (mixer.q_width / tp + kv / min(tp, mixer.kv_heads))
-        found += [("qkv", hidden, mixer.qkv_width, over), ("proj", mixer.q_width, hidden, tp)]
-    elif isinstance(mixer, LatentAttention):
-        q_width, from_width = mixer.q_heads * mixer.qk_head_dim, mixer.q_lora_rank or hidden
-        if mixer.q_lora_rank:
-            found.append(("qkv", hidden, mixer.q_lora_rank, 1))
-        expanded = mixer.q_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-        found += [("qkv", from_width, q_width, tp), ("qkv", hidden, mixer.kv_lora_rank + mixer.qk_rope_head_dim, 1),
-                  ("qkv", mixer.kv_lora_rank, expanded, tp), ("proj", mixer.q_heads * mixer.v_head_dim, hidden, tp)]  # fmt: skip
-    elif mixer is not None:
-        found.append(("qkv", hidden, mixer.weights(hidden) // hidden, tp))
-    dense = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
-    if isinstance(dense, Dense):
-        found += [("fc1", hidden, dense.up_width, tp), ("fc2", dense.inter, hidden, tp)]
-    return found
-
-
-# ---- layers of a stage
-
-
-def part_layers(model: Architecture, layout: TrainingLayout) -> tuple[int, ...]:
-    """Layers of each part of the model, in order: as given, else evenly. Where they do not divide, the last part has one
-    fewer, and the first too (Megatron's --account-for-loss-in-pipeline-split and -embedding-), then those behind it."""
-    if layout.stage_layers is not None:
-        return layout.stage_layers
-    parts, layers = layout.parts, model.layer_count
-    fewer = -layers % parts
-    without = ([parts - 1, 0, *range(1, parts - 1)] if parts > 1 else [0])[:fewer]
-    return tuple(-(-layers // parts) - (part in without) for part in range(parts))
-
-
 @dataclass(frozen=True)
 class _Part:
     """A part of the model on a rank. Bytes of one micro-batch: ``kept`` between its passes; at the peak of its backward
-    pass, ``backward`` while layers run, ``loss`` while the loss does (of it ``logits``); ``embedding`` where the table's
-    gradient is made, when all layers are done."""
+    pass, ``backward`` while layers run, ``loss`` while the loss does (of it ``logits``); ``embedding``: the gradient of
+    the table, when all layers are done."""
 
     weights: Weights
     kept: float
@@ -194,14 +105,17 @@ class _Rank:
         self.shape = Sharded(
             hidden=job.model.hidden, tp=layout.tp, sequence_parallel=layout.sequence_parallel, cp=layout.cp,
             cp_comm=layout.cp_comm, expert_tp=layout.expert_tp, element=self.element, linear=precision.saved_bytes,
+            attention=min(self.element, find_dtype(precision.attention).act_bytes), busiest=_busiest(job),
             quantised=precision.saved_bytes != self.element, rank=lora.rank if lora else 0,
             trained=lora.targets if lora else LORA_TARGETS, fused_norms=stack.fused_norms,
             fused_activation=stack.fused_activation,
         )  # fmt: skip
+        self.modules = [run.layer for run in job.model.mtp_module for _ in range(run.count)] * job.model.mtp_layers
+        self.modules = self.modules if job.mtp else []
         self.table = job.model.vocab / layout.tp * job.model.hidden  # numbers of the embedding, and of the head
-        self.counts = part_layers(job.model, layout)
-        self.dense_ranks = layout.dp * layout.cp
-        self.expert_ranks = max(1, layout.dp * layout.cp * layout.tp // (layout.ep * layout.expert_tp))
+        self.counts = job.part_layers
+        self.dense_ranks = layout.shards or layout.replicas  # that share one copy of what ZeRO shards
+        self.expert_ranks = min(self.dense_ranks, layout.expert_replicas) if layout.shards else layout.expert_replicas
         self._parts: dict[tuple[object, ...], _Part] = {}
 
     # ---- parts of the model
@@ -209,7 +123,7 @@ class _Rank:
     def part(self, index: int) -> _Part:
         """Equal parts are counted once."""
         first = sum(self.counts[:index])
-        runs = _runs(self.job.model, first, first + self.counts[index])
+        runs = layer_runs(self.job.model, first, first + self.counts[index])
         key = (tuple((count, id(layer)) for count, layer in runs), index == 0, index == len(self.counts) - 1)
         if key not in self._parts:
             self._parts[key] = self._part(runs, *key[1:])
@@ -234,34 +148,45 @@ class _Rank:
             each = 0.0 if first < away else each
             most = max(most, total + (count - 1) * each + together + alive)
             total += count * each
+        for layer in self.modules if ends else ():  # for multi-token prediction
+            total += kept(joining_steps(self.shape))
+            most = max(most, total + most_alive(layer_steps(layer, self.shape), stream))
+            total += kept(layer_steps(layer, self.shape), named)
         tokens, logits = self.job.rank_tokens, self._logits() if ends else 0.0
         return _Part(
-            self._weights(runs, embeds, ends), total * tokens, most * tokens, (total + logits) * tokens if ends else 0.0,
-            logits * tokens, self.table * self.element if embeds and not self.job.lora else 0.0,
+            weights=self._weights(runs, embeds, ends), kept=total * tokens, backward=most * tokens,
+            loss=(total + logits) * tokens if ends else 0.0, logits=logits * tokens,
+            embedding=self.table * self.element if embeds and not self.job.lora else 0.0,
         )  # fmt: skip
 
     def _logits(self) -> float:
         fused = self.job.stack.fused_cross_entropy
         steps = head_steps(self.job.model.final_norm, self.shape, self.job.model.vocab / self.shape.tp, fused)
-        return most_alive(steps, 0.0)
+        return most_alive(steps, 0.0) + len(self.modules) * kept(steps)
 
     def _weights(self, runs: tuple[tuple[int, Layer], ...], embeds: bool, ends: bool) -> Weights:
         job, layout = self.job, self.job.layout
         lora = (job.lora.rank, job.lora.targets) if job.lora else (0, ())
         found = [(count, layer_weights(layer, job.model.hidden, layout.tp, layout.ep, layout.expert_tp, *lora))
-                 for count, layer in runs]  # fmt: skip
+                 for count, layer in (*runs, *((1, layer) for layer in self.modules if ends))]  # fmt: skip
         outside = 0.0
+        if ends and self.modules:  # two norms and a product each; the first stage's embedding once more
+            hidden = job.model.hidden
+            outside += len(self.modules) * (2 * hidden * hidden / layout.tp + 2 * hidden)
+            outside += self.table if len(self.counts) > 1 else 0.0
         if embeds:
             outside += self.table + job.model.hidden * (job.model.learned_positions + job.model.token_types)
         if ends:
             tied = job.model.head != "lm" or (job.model.tied_embeddings and len(self.counts) == 1)
             outside += job.model.hidden + (0.0 if tied else self.table)
         return Weights(
-            outside + sum(count * each.dense for count, each in found), sum(count * each.experts for count, each in found),
-            sum(count * each.products for count, each in found),
-            tuple(sorted({shape for _, each in found for shape in each.shapes})),
-            sum(count * each.adapters for count, each in found), max([outside, *(each.total for _, each in found)]),
-        )  # fmt: skip
+            dense=outside + sum(count * each.dense for count, each in found),
+            experts=sum(count * each.experts for count, each in found),
+            products=sum(count * each.products for count, each in found),
+            shapes=tuple(sorted({shape for _, each in found for shape in each.shapes})),
+            adapters=sum(count * each.adapters for count, each in found),
+            unit=max([outside, *(each.total for _, each in found)]),
+        )
 
     # ---- a stage
 
@@ -307,18 +232,15 @@ class _Rank:
         whole = _sum(weights, "dense", "experts")
         trained = _sum(weights, "adapters") if frozen else whole
         sharded_trained = self._per_rank(weights, frozen)
-        plain = precision.parameter_bytes
-        products = _sum(weights, "products")
+        plain, products = precision.parameter_bytes, _sum(weights, "products")
+        numbers = products * self._product_bytes() + (whole - products) * plain
         if frozen:
-            base = {"": plain, "int4": _NF4}.get(job.lora.base, 0.0) if job.lora else plain
-            base = base or find_dtype(job.lora.base if job.lora else "bf16").weight_bytes
-            numbers = products * base + (whole - products) * plain
             share = self._per_rank(weights, False) / whole if zero == 3 else 1.0
             parameters = numbers * share + (sharded_trained if zero == 3 else trained) * plain
         elif zero == 3:
             parameters = 0.0 if held_main else sharded_trained * plain
         else:
-            parameters = whole * plain + products * precision.weight_copies
+            parameters = numbers
         on_gpu = 0.0 if job.offload.optimizer else (sharded_trained if zero else trained)
         return {
             "parameters": parameters,
@@ -326,6 +248,21 @@ class _Rank:
             "gradients": (sharded_trained if zero >= 2 else trained) * precision.gradient_bytes,
             "optimizer": on_gpu * states,
         }
+
+    def _product_bytes(self) -> float:
+        """Of a weight of a linear layer: as stored, and quantised copies in both layouts; no more than those where fp8
+        parameters are gathered (--fp8-param-gather). Products of Blackwell read fp8 tensors with one scale in either
+        layout, so one copy is enough (Transformer Engine, is_non_tn_fp8_gemm_supported). A quantised base of adapters is
+        transposed when it is read (Megatron's disable_parameter_transpose_cache)."""
+        job, precision = self.job, self.job.precision
+        copies = precision.weight_copies
+        if precision.scaling in ("delayed", "current") and job.gpu.instruction_path == TCGEN05:
+            copies /= 2
+        base = job.lora.base if job.lora else ""
+        if base:
+            return _NF4 if base == "int4" else find_dtype(base).weight_bytes
+        gathered = copies and precision.gather_bytes < precision.parameter_bytes
+        return copies if gathered else precision.parameter_bytes + copies
 
     def _per_rank(self, weights: Sequence[Weights], adapters: bool) -> float:
         """Numbers of a shard."""
@@ -348,8 +285,8 @@ class _Rank:
         return 4.0 * (self._per_rank(weights, frozen) if self.job.layout.zero else trained)
 
     def _wgrads(self, weights: Sequence[Weights]) -> float:
-        """Where products add to the gradient in place, Transformer Engine still returns a tensor of each shape, which it
-        makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added."""
+        """Where products add to the gradient in place, Transformer Engine still returns a tensor of each shape, which
+        it makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added."""
         shapes = {shape for each in weights for shape in each.shapes}
         if self.job.lora or not shapes:
             return 0.0
@@ -366,20 +303,14 @@ class _Rank:
         return unit * (2 * precision.gather_bytes + grads)
 
 
+def _busiest(job: TrainingJob) -> float:
+    """Tokens of the busiest rank's experts over the mean."""
+    blocks = (run.layer.mlp for run in job.model.distinct_layers)
+    return max((job.imbalance(block) for block in blocks if isinstance(block, Experts)), default=1.0)
+
+
 def _sum(weights: Sequence[Weights], *names: str) -> float:
     return float(sum(getattr(each, name) for each in weights for name in names))
-
-
-@functools.lru_cache(maxsize=4096)
-def _runs(model: Architecture, first: int, end: int) -> tuple[tuple[int, Layer], ...]:
-    """The layers from ``first`` to ``end`` as runs of equal ones."""
-    found, at = [], 0
-    for run in model.layers:
-        count = min(end, at + run.count) - max(first, at)
-        if count > 0:
-            found.append((count, run.layer))
-        at += run.count
-    return tuple(found)
 
 
 # ---- schedules
@@ -392,13 +323,13 @@ def stage_parts(layout: TrainingLayout, stage: int) -> list[int]:
     return list(range(stage, layout.parts, layout.pp))
 
 
-def held(layout: TrainingLayout, stage: int) -> tuple[Array, Array]:
+def held(layout: TrainingLayout, stage: int) -> tuple[Counts, Counts]:
     """While a stage's backward passes run, one row each: micro-batches of each of its parts that hold activations, the
     running one included; and which part runs.
 
     1F1B starts the first backward pass after stages - stage forward passes, the interleaved schedule after
-    2 (stages - stage - 1) + (virtual - 1) stages + 1 passes of parts, ``stages`` micro-batches of one part after another
-    (Narayanan et al. 2021); GPipe after all. ZB-H1 holds what 1F1B does (Qi et al. 2023, section 3.1), DualPipe
+    2 (stages - stage - 1) + (virtual - 1) stages + 1 passes of parts, ``stages`` micro-batches of one part after the
+    other (Narayanan et al. 2021); GPipe after all. ZB-H1 holds what 1F1B does (Qi et al. 2023, section 3.1), DualPipe
     stages + 1 in two directions (DeepSeek-V3, arXiv 2412.19437, table 2).
     """
     stages, virtual, micro_batches = layout.pp, layout.virtual_stages, layout.micro_batches
@@ -412,7 +343,7 @@ def held(layout: TrainingLayout, stage: int) -> tuple[Array, Array]:
     done = np.arange(min(passes, virtual * stages))  # later ones repeat
     part = np.arange(virtual)
 
-    def of_parts(tasks: Array) -> Array:
+    def of_parts(tasks: Counts) -> Counts:
         cycles, rest = np.divmod(tasks[:, None], virtual * stages)
         return cycles * stages + np.clip(rest - part * stages, 0, stages)
 

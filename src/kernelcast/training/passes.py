@@ -48,6 +48,7 @@ _EMBEDDING = (2.0, 3.0)
 # 0.86 of the forward's FLOP/s: H100, head size 128, 8,192 tokens: cuDNN 518 and 600 TFLOP/s, FlashAttention-2 318 and
 # 370 (FlashAttention-3, arXiv 2407.08608, figures 5 and 6).
 BACKWARD_ATTENTION = 2.5 / 0.86
+FP8_ATTENTION = 1.4  # times 16-bit kernels: forward at head size 128, 8,192 tokens, H100 (the same paper, figure 7)
 BACKWARD_SCAN = 2.5  # state-space and delta-rule mixers: recomputed states and the gradients of both operands
 
 
@@ -172,7 +173,7 @@ class Builder:
 
     def linear(self, part: str, n: int, k: int, *, rows: float = 0.0, target: str = "", column: bool = True,
                fused_input: bool = True, narrow: bool = True, count: float = 1.0, launches: float = 1.0,
-               gather: bool = True) -> tuple[Kernel, Kernel, Kernel | None]:  # fmt: skip
+               gather: bool = True, bias: bool = False) -> tuple[Kernel, Kernel, Kernel | None]:  # fmt: skip
         """Rows of k numbers to n numbers on this rank; ``column``: sharded over its outputs (tensor parallelism gathers
         its input), else over its inputs (sums are scattered)."""
         rows = rows or self.tokens
@@ -181,6 +182,9 @@ class Builder:
         if narrow:
             self.cast(part, rows * count, k, "input", fused_input)
         first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
+        if bias and not self.stack.fused_activation:  # its gradient, which others join to the product or to a cast
+            call, moved = self.moved(rows, n, 1.0)
+            self.back(part, call, moved * count)
         if narrow:
             self.cast(part, rows * count, n, "gradient")
         second = self.back(part, self.gemm(rows, k, n, dgrad, "nn"), count, launches)
@@ -313,10 +317,10 @@ class Builder:
             raise KernelcastError(f"tp {self.tp} cannot shard an MLP of width {block.inter}")
         joined = self.stack.joined_projections or not block.gated
         self.linear(part, block.up_width // block.inter * inter if joined else inter, self.hidden, target="fc1",
-                    count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather)  # fmt: skip
+                    count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather, bias=block.bias)  # fmt: skip
         with self.module("mlp_act" if part == "mlp" else "shared_experts"):
             self.activation(part, self.tokens, inter, block.gated)
-        self.linear(part, self.hidden, inter, target="fc2", column=False, gather=gather)
+        self.linear(part, self.hidden, inter, target="fc2", column=False, gather=gather, bias=block.bias)
 
     # ---- mixers ----
 
@@ -340,7 +344,7 @@ class Builder:
         kept = 0 if mixer.shares_kv else 1 if mixer.values_are_keys else 2
         query = heads * dim * (2 if mixer.output_gate else 1)
         if self.stack.joined_projections:
-            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv")
+            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv", bias=mixer.qkv_bias)
         else:
             self.linear("projections", query, self.hidden, target="qkv")
             if kept:
@@ -356,7 +360,8 @@ class Builder:
             self.core(heads, kv_heads, dim, dim, window, mixer.chunked)
         if mixer.output_gate:
             self.vector("activation", self.tokens, heads * dim, (3.0, 5.0))
-        self.linear("projections", self.hidden, heads * dim, target="proj", column=False, fused_input=False)
+        self.linear("projections", self.hidden, heads * dim, target="proj", column=False, fused_input=False,
+                    bias=mixer.out_bias)  # fmt: skip
 
     def latent(self, mixer: LatentAttention) -> None:
         """Down projections are replicated, up projections sharded by heads; heads are expanded in training."""
@@ -421,13 +426,16 @@ class Builder:
             "kv_heads": kv_heads, "head_dim": dim, "causal": causal,
             "dtype": self.vectors, **self._backend(),
         }  # fmt: skip
-        share = times * (dim + value_dim) / (2 * dim)
+        forward, backward = (slower * times * (dim + value_dim) / (2 * dim) for slower in self.stack.attention_slowdown)
+        if self.formats.attention == "fp8":
+            forward, backward = forward / FP8_ATTENTION, backward / FP8_ATTENTION
         call = Call.of("attention", given)
-        return self.run("attention", call, share, times), self.back("attention", call, share * BACKWARD_ATTENTION, 3.0)
+        return (self.run("attention", call, forward, times),
+                self.back("attention", call, backward * BACKWARD_ATTENTION, 3.0))  # fmt: skip
 
     def _backend(self) -> dict[str, str | None]:
         """cuDNN's kernels were measured on Hopper by PyTorch; on Blackwell TensorRT-LLM's, which reach as much, are."""
-        chosen = self.stack.attention
+        chosen = self.stack.attention_backend
         if self.vectors == "fp32":
             return {"stack": "torch", "backend": None}
         if chosen == "cudnn" and self.gpu.instruction_path == TCGEN05:
@@ -522,10 +530,12 @@ class Builder:
         shard = layout.expert_tp
         pairs = rows * block.topk * shard  # rows of this rank's experts, with balanced loads
         permutes = (2.0, 2.0) if self.stack.token_permutation_fused else (6.0, 6.0)
+        if self.job.dispatcher == "hybridep" and layout.ep > 1:
+            permutes = (1.0, 1.0)  # written in the order of experts by the exchange
         self._dispatch(block, rows, width)
         self.vector("permutation", pairs, width, permutes)
         local = block.experts // layout.ep
-        each, inter = pairs / local * self._imbalance(block), max(1, block.inter // shard)
+        each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)
         launches = 1.0 if self.stack.grouped_gemm else float(local)
         up = inter * (2 if block.gated else 1)
         self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
@@ -542,14 +552,6 @@ class Builder:
                 self.dense(block.shared, "shared experts")
             self.vector("residual", self.outside, self.hidden, (3.0, 2.0))
 
-    def _imbalance(self, block: Experts) -> float:
-        """Load of the busiest rank's experts over the mean. Balanced by force: 1; a trained router's spread of a rank's
-        share falls with the experts that it holds."""
-        if self.job.routing == "balanced" or self.layout.ep == 1:
-            return 1.0
-        local = block.experts / self.layout.ep
-        return 1.0 + (0.5 if self.job.routing == "expected" else 0.1) / local**0.5
-
     def _dispatch(self, block: Experts, rows: float, width: int) -> None:
         """Tokens to the ranks of their experts, and results back; the gradients go the same ways."""
         layout, world = self.layout, self.layout.ep
@@ -563,8 +565,9 @@ class Builder:
             return
         group, tokens = layout.group("experts"), max(1, round(rows))
         dispatcher = self.job.dispatcher
-        if dispatcher == "alltoall":
-            size = rows * block.topk * width * self.width_bytes
+        if dispatcher != "deepep":  # HybridEP sends a token once to each rank, and sorts it by expert on the way
+            reached = block.topk if dispatcher == "alltoall" else world * (1 - (1 - 1 / world) ** block.topk)
+            size = rows * reached * width * self.width_bytes
             calls = [tuple(group.launches("all_to_all", size, self.vectors, self.gpu))] * 2
         else:
             nodes = group.nodes(self.gpu)

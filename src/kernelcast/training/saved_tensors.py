@@ -9,8 +9,8 @@ pass; here each is written out, so that grouped queries, gated MLPs, latent atte
     gated MLP       gate and up (2 b f) and their product (b f)
     experts         the same of topk tokens a token, and the router's scores in fp32
 
-A layer is a list of ``Step``s in forward order. While the backward pass of one runs, what it and those before it keep is
-alive, with the gradient of its output and of its input: ``most_alive`` walks the list.
+A layer is a list of ``Step``s in forward order. While the backward pass of one runs, what it and those before it keep
+is alive, with the gradient of its output and of its input: ``most_alive`` walks the list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, Mixer, NormOp, SelfAttention
+from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, Mamba2, Mixer, NormOp, SelfAttention
 from kernelcast.training.layout import ContextExchange
 
 _FP32 = 4.0
@@ -27,7 +27,8 @@ _FP32 = 4.0
 @dataclass(frozen=True)
 class Step:
     """One operation, or one tensor. ``kept``: bytes a token that its backward pass reads; ``input`` and ``output``: of
-    the gradients that are alive beside it. ``modules``: names of ``--recompute-modules`` that make what is kept again."""
+    the gradients that are alive beside it. ``modules``: those of ``--recompute-modules`` that make what is kept
+    again."""
 
     kept: float = 0.0
     input: float = 0.0
@@ -51,6 +52,7 @@ class Sharded:
     expert_tp: int = 1
     element: float = 2.0
     linear: float = 2.0
+    attention: float = 2.0  # of q, k, v and the output of attention: 1 where it runs in fp8
     quantised: bool = False
     trained: tuple[str, ...] = ("qkv", "proj", "fc1", "fc2")
     rank: int = 0
@@ -114,16 +116,18 @@ def _attention(mixer: SelfAttention, shape: Sharded) -> list[Step]:
 
 
 def _core(shape: Sharded, q: float, kv: float, out: float, heads: int, up: tuple[str, ...] = ()) -> list[Step]:
-    """Flash attention and the product behind it, which reads the output that attention keeps (a copy of it, where an
-    all-to-all moved heads to other ranks in between). Keys and values of other context parallel ranks are gathered, or
-    those of the next arrive while one block runs."""
+    """Flash attention and the product behind it, which reads the output that attention keeps (another tensor, where an
+    all-to-all moved heads to other ranks in between, or attention keeps it in fp8). Keys and values of other context
+    parallel ranks are gathered, or those of the next arrive while one block runs."""
     gathered = kv * {"all_gather": shape.cp - 1, "p2p": 2, "a2a": 0}[shape.cp_comm] if shape.cp > 1 else 0.0
-    moved = out if shape.cp > 1 and shape.cp_comm == "a2a" else 0.0
+    moved = out if shape.attention < shape.element or (shape.cp > 1 and shape.cp_comm == "a2a") else 0.0
+    share = shape.attention / shape.element
     return [
-        Step(q + kv, modules=up),
-        Step(out, q + kv + gathered, out),
+        Step(share * (q + kv), modules=up),
+        Step(share * out, q + kv + gathered, out),
         Step(_FP32 * heads / shape.tp, modules=("core_attn",)),
-        Step(moved + shape.copy_of("proj", out / shape.element), out, shape.whole),
+        Step(shape.input_of("proj", out / shape.element) if moved else shape.copy_of("proj", out / shape.element), out,
+             shape.whole),
     ]
 
 
@@ -150,9 +154,24 @@ def _latent(mixer: LatentAttention, shape: Sharded) -> list[Step]:
 
 
 def _other(mixer: Mixer, shape: Sharded) -> list[Step]:
-    """A mixer that is not written out: each product's input and output once, as wide as its weights say."""
-    width = shape.element * mixer.weights(shape.hidden) / shape.hidden / shape.tp
-    return [*norm(shape, shape.stream), _column_input(shape, "qkv", shape.stream), Step(2 * width, shape.whole, width)]
+    """Mamba-2 keeps what in_proj wrote, its output and the normed one; its convolution and states are made again
+    (mamba_split_conv1d_scan_combined). Of a mixer that is not written out: each product's output, and as much again."""
+    if isinstance(mixer, Mamba2):
+        width, more = mixer.in_width, 2 * mixer.width
+    else:
+        width = more = mixer.weights(shape.hidden) // shape.hidden
+    written, inside = (shape.element * size / shape.tp for size in (width, width + more))
+    return [*norm(shape, shape.stream), _column_input(shape, "qkv", shape.stream),
+            Step(inside, shape.entering, written)]  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def joining_steps(shape: Sharded) -> tuple[Step, ...]:
+    """Before a module for multi-token prediction: norms of the state and of the token's embedding, and a product of both
+    side by side."""
+    both = 2 * shape.stream
+    return (*norm(shape, shape.stream), *norm(shape, shape.stream),
+            Step(shape.input_of("fc1", both / shape.element), both, shape.stream))  # fmt: skip
 
 
 def _block(
@@ -171,8 +190,8 @@ def _block(
 
 
 def _experts(block: Experts, shape: Sharded) -> list[Step]:
-    """Norm, router, shared experts, dispatch, the experts of this rank and combination. Tokens are dispatched from where
-    they are: with sequence parallelism each rank of a tensor parallel group has a part of them."""
+    """Norm, router, shared experts, dispatch, the experts of this rank and combination. Tokens are dispatched from
+    where they are: with sequence parallelism each rank of a tensor parallel group has a part of them."""
     here = 1 / shape.tp if shape.sequence_parallel else 1.0
     width = shape.element * block.width(shape.hidden)
     rows = here * block.topk * shape.busiest

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.energy.power import longer_s
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
 from kernelcast.forecast.predict_table import Times
 from kernelcast.models.layers import Layer
+from kernelcast.hardware import root_of
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 from kernelcast.results import Interval, support_of
 from kernelcast.schedule import KernelTime, Share, joined, shares
@@ -30,12 +31,13 @@ PARTS = (
 )  # fmt: skip
 _KINDS = ("compute", TENSOR, CONTEXT, EXPERT)  # of a pass
 _PASSES = ("forward", "backward", "wgrad", "recompute")
+ENERGY_BY_BITS = 1.25  # energy of a product by its bits: a multiplier's area grows faster than they do
 _BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, where another micro-batch's overlap them
 
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """Seconds of a unit by pass and by kind, (4, 4), and the host's of its launches by pass."""
+    """Seconds of a unit by pass and by kind, (4, 4), and by pass what the GPU waits for the host's launches."""
 
     seconds: Array
     host_s: Array
@@ -44,14 +46,29 @@ class UnitTimes:
     def of(cls, unit: Unit, job: TrainingJob, times: Times) -> UnitTimes:
         passes = [getattr(unit, name) for name in _PASSES]
         seconds = np.array([_seconds(each, job, times) for each in passes])
-        launches = [sum(k.launches for k in p.kernels) + sum(len(x.launches) for x in p.exchanges) for p in passes]
-        return cls(seconds, np.array(launches) * (0.0 if job.cuda_graphs else job.stack.launch_s))
+        host_s = np.array([_launches(each, job) for each in passes]) * job.stack.launch_s
+        return cls(seconds, np.maximum(0.0, host_s - seconds.sum(axis=1)))
+
+
+def _launches(one: Pass, job: TrainingJob) -> float:
+    """That the host makes one by one: none of what a CUDA graph has."""
+    if job.cuda_graphs == "full":
+        return 0.0
+    outside = ("experts", "permutation", EXPERT) if job.cuda_graphs else None
+    kernels = sum(kernel.launches for kernel in one.kernels if outside is None or kernel.part in outside)
+    return kernels + sum(len(x.launches) for x in one.exchanges if outside is None or x.part in outside)
 
 
 def call_s(call: Call, times: Times) -> float:
-    """Of a call in a run that lasts: at the GPU's power limit."""
-    time_s = times[call].interval.value
-    return time_s + float(longer_s(call, time_s, times.gpu)) if times.gpu.tensor_flops_per_j else time_s
+    """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes less than half of
+    the energy."""
+    gpu, time_s = times.gpu, times[call].interval.value
+    if gpu.tensor_flops_per_j is None or call.op != "gemm":
+        return time_s
+    given = call.arguments
+    bits = 8 * find_dtype(given["dtype"]).act_bytes
+    flops = 2.0 * given["m"] * given["n"] * given["k"] / (16 / bits) ** ENERGY_BY_BITS
+    return max(time_s, float(flops / (gpu.tensor_flops_per_j * root_of(gpu).power_w)))
 
 
 def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
@@ -111,9 +128,9 @@ def _shape(job: TrainingJob) -> tuple[Any, ...]:
     layout = job.layout
     return (
         id(job.model), job.gpu.id, job.seq, job.micro_batch, layout.tp, layout.cp, layout.cp_comm, layout.ep,
-        layout.expert_tp, layout.sequence_parallel, layout.gpus_per_node, layout.between_nodes, job.stack.id,
-        job.precision.id, job.recompute.mode == "selective" and job.recompute.modules, job.lora, job.tp_overlap,
-        job.routing, job.packed and job.mean_length, job.dispatcher, job.cuda_graphs, job.mtp,
+        layout.expert_tp, layout.sequence_parallel, layout.gpus_per_node, layout.between_nodes, job.stack,
+        job.precision, job.recompute.mode == "selective" and job.recompute.modules, job.lora, job.tp_overlap,
+        job.routing, job.packed and job.mean_length, job.dispatcher, job.cuda_graphs, job.mtp, job.expert_overlap,
     )  # fmt: skip
 
 
@@ -177,7 +194,7 @@ class _Stages:
             self._overlap_experts()
         self.sharded = plan.work.sharded_s(self.times, self._pass_s(), units)  # (parts, 2): of FSDP, each pass
         busy = self._pass_s() + np.pad(self.sharded, ((0, 0), (0, 1)))
-        self.host = np.maximum(0.0, np.stack([host[:, 0], host[:, 1] + host[:, 3], host[:, 2]], axis=1) - busy)
+        self.host = np.stack([host[:, 0], host[:, 1] + host[:, 3], host[:, 2]], axis=1)
         self.tasks = (busy + self.host).T  # (3, parts)
         self.offload_s = plan.work.activation_offload_s(self.tasks)
         self.tasks = self.tasks + self.offload_s
