@@ -1,5 +1,6 @@
-"""A denoiser of a diffusion pipeline on meta tensors, built by diffusers from its config: a pass of it is one step of the
-pipeline. Which inputs a class takes is data: models/traced.toml."""
+"""A denoiser of a diffusion pipeline on meta tensors, built by diffusers from its config: a pass of it is one step.
+
+Which inputs a class takes is data: models/traced.toml."""
 
 from __future__ import annotations
 
