@@ -67,7 +67,7 @@ $(STAMP): pyproject.toml
 # those of this release of transformers: another may launch other kernels.
 $(DEV_STAMP): $(STAMP) src/kernelcast_lab/pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 torchvision==0.28.0 transformers==5.17.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs,plots,torch,optuna,ray,web]' -e 'src/kernelcast_lab[published]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs,plots,torch,diffusers,optuna,ray,web]' -e 'src/kernelcast_lab[published]'
 	touch $@
 
 clean:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kernelcast.app.api import trace as trace
     from kernelcast.app.api import train as train
     from kernelcast.energy.power import with_cap as with_cap
+    from kernelcast.models import model_ids as model_ids
     from kernelcast.ops.gemm import Bmm as Bmm
     from kernelcast.ops.gemm import Gemm as Gemm
     from kernelcast.search.compare.training import compare_training as compare_training
@@ -41,14 +42,14 @@ _LATER = {
     **dict.fromkeys(("compare", "evidence", "infer", "infer_pools", "plan", "simulate", "trace", "train"),
                     "kernelcast.app.api"),
     "compare_training": "kernelcast.search.compare.training", "run_step": "kernelcast.training",
-    "with_cap": "kernelcast.energy.power",
+    "model_ids": "kernelcast.models", "with_cap": "kernelcast.energy.power",
 }  # fmt: skip
 
 __all__ = [
     "Calibration", "Conditions", "Fabric", "Gpu", "Kernel", "KernelcastError", "Prediction", "changed", "compare",
     "compare_training", "evidence", "fabric", "fabrics", "gpu", "gpu_ids", "infer", "infer_pools", "kernel",
-    "load_calibration", "plan", "predict", "predict_many", "predict_table", "run_step", "simulate", "trace", "train",
-    "with_cap",
+    "load_calibration", "model_ids", "plan", "predict", "predict_many", "predict_table", "run_step", "simulate", "trace",
+    "train", "with_cap",
 ]  # fmt: skip
 
 

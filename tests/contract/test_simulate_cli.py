@@ -167,6 +167,14 @@ def test_a_service_holds_loads_below_its_capacity_only(run: Run) -> None:
     assert twice == pytest.approx(2 * most, rel=0.05)  # type: ignore[operator]
 
 
+def test_too_few_requests_to_fill_an_engine_do_not_hold_a_rate_beyond_its_capacity(run: Run) -> None:
+    # the queue of 300 requests at 1.3 times the rate that an L40S carries is short: it would grow with more of them
+    words = ("llama-3.1-8b", "--gpu", "l40s", "--num-prompts", "300", "--no-intervals", "--request-rate", "12")
+    found = told(run, *words, code=3)
+    assert found["capacity_share"] > 1 and found["saturated"] is True and found["meets"] is False  # type: ignore[operator]
+    assert f"at most {found['capacity_requests_per_s']:.2f} requests/s" in str(found["verdict"])
+
+
 def test_a_bad_trace_is_named_by_line_or_skipped(run: Run, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n1,0,10\n2,100,-3\n3,90,10\n")

@@ -212,12 +212,39 @@ google/gemma-7b | gemma
 tiiuae/falcon-40b | unknown model
 deepseek-r1:8b | qwen3-8b
 yuhuili/EAGLE3-LLaMA3.1-Instruct-8B | draft of speculative decoding
-openai/whisper-large-v3 | kernelcast trace config.json
-stabilityai/stable-diffusion-xl-base-1.0 | kernelcast trace FILE.py:function
-SDXL | kernelcast trace FILE.py:function
-black-forest-labs/FLUX.1-dev | kernelcast trace FILE.py:function
-Wan-AI/Wan2.1-T2V-14B-Diffusers | kernelcast trace FILE.py:function
+openai/whisper-large-v3 | `kernelcast trace` forecasts a pass of it
+stabilityai/stable-diffusion-xl-base-1.0 | `kernelcast trace` forecasts a step of its denoiser
+SDXL | `kernelcast trace` forecasts a step of its denoiser
+black-forest-labs/FLUX.1-dev | `kernelcast trace` forecasts a step of its denoiser
+Wan-AI/Wan2.1-T2V-14B-Diffusers | `kernelcast trace` forecasts a step of its denoiser
+tencent/HunyuanVideo | FILE.py:function
 openai/clip-vit-large-patch14 | kernelcast trace config.json
+"""
+
+# of `kernelcast trace`, which builds them by name
+TRACED_MODELS = """
+SDXL | sdxl
+stabilityai/stable-diffusion-xl-base-1.0 | sdxl
+stabilityai/sdxl-turbo | sdxl
+stable-diffusion-v1-5/stable-diffusion-v1-5 | sd-1.5
+runwayml/stable-diffusion-v1-5 | sd-1.5
+SD 1.5 | sd-1.5
+stabilityai/stable-diffusion-3.5-large | sd-3.5-large
+SD3.5 | sd-3.5-large
+black-forest-labs/FLUX.1-dev | flux.1-dev
+FLUX | flux.1-dev
+flux1-dev | flux.1-dev
+FLUX.1 schnell | flux.1-schnell
+black-forest-labs/FLUX.1-schnell | flux.1-schnell
+Wan-AI/Wan2.1-T2V-14B-Diffusers | wan2.1-t2v-14b
+Wan2.1-T2V-1.3B | wan2.1-t2v-1.3b
+Wan 2.1 | wan2.1-t2v-14b
+Wan-AI/Wan2.2-T2V-A14B | wan2.1-t2v-14b
+openai/whisper-large-v3 | whisper-large-v3
+whisper large v3 | whisper-large-v3
+openai/whisper-large-v3-turbo | whisper-large-v3-turbo
+openai/whisper-small.en | whisper-small
+distil-whisper/distil-large-v3 | distil-large-v3
 """
 
 GPUS = """
@@ -367,6 +394,11 @@ def test_a_model_is_found_with_its_formats(name: str, stem: str, formats: str) -
     assert found.tied_embeddings == model(stem).tied_embeddings
     assert Precision.of(found).label == formats
     assert found.name in (stem, name)  # the name as given says the format
+
+
+@pytest.mark.parametrize(("name", "stem"), rows(TRACED_MODELS))
+def test_a_model_that_is_traced_alone_is_found(name: str, stem: str) -> None:
+    assert config(name)[0] == stem
 
 
 @pytest.mark.parametrize(("name", "stem", "method"), rows(WITHOUT_KERNELS))

@@ -247,6 +247,16 @@ def test_the_command_line_says_the_same_of_huge_numbers(run: Run) -> None:
     assert code == 2 and "--num-prompts must be at most 10,000,000" in err
 
 
+def test_a_kernel_takes_its_gpu_by_name_as_models_do() -> None:
+    call = kc.Gemm(m=64, n=64, k=64)
+    assert kc.predict(call, gpu="h100").time_s == kc.predict_many([call], gpu="h100_sxm")[0].time_s
+    table = {"op": ["gemm"], "m": [64], "n": [64], "k": [64]}
+    assert kc.predict_table(table, gpu="h100")["predicted_us"][0] == pytest.approx(
+        kc.predict(call, "h100").time_s * 1e6
+    )
+    assert "llama-3.1-8b" in kc.model_ids() and "h100_sxm" in kc.gpu_ids()
+
+
 def test_dir_shows_the_public_names() -> None:
     names = dir(kc)
     assert {"infer", "infer_pools", "simulate", "compare", "plan", "trace", "evidence", "gpu", "Gemm"} <= {*names}

@@ -15,7 +15,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.evidence import UNMATCHED, EvidenceMatch, Rows, configurations_of, nearest_match
 from kernelcast.forecast.predictor import ByTime, Estimate, Predictor, PredictorInput, work_times
-from kernelcast.hardware import Gpu, gpu, origin_of, root_of
+from kernelcast.hardware import Gpu, origin_of, root_of
+from kernelcast.hardware import gpu as gpu_of
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Rotation
 from kernelcast.ops.base import Calls, Kernel, columns_of, parameters_of
@@ -133,14 +134,14 @@ class Prediction(HtmlRepr):
         return {**values, "runs": self.runs.to_dict(), **evidence, "phases": phases}
 
 
-def predict(call: Kernel, target: Gpu | str, conditions: Conditions = DEFAULT) -> Prediction:
-    """How long ``call`` takes on ``target``, what limits it, and how sure that is."""
-    return predict_many([call], target, conditions)[0]
+def predict(call: Kernel, gpu: Gpu | str, conditions: Conditions = DEFAULT) -> Prediction:
+    """How long ``call`` takes on ``gpu``, what limits it, and how sure that is."""
+    return predict_many([call], gpu, conditions)[0]
 
 
-def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditions = DEFAULT) -> list[Prediction]:
+def predict_many(calls: Sequence[Kernel], gpu: Gpu | str, conditions: Conditions = DEFAULT) -> list[Prediction]:
     """Predict many calls, of any mix of ops, in order."""
-    on = gpu(target)
+    on = gpu_of(gpu)
     conditions.check_gpu(on)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, call in enumerate(calls):

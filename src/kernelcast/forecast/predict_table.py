@@ -37,7 +37,7 @@ _AHEAD = 8  # groups that are begun while an earlier one is waited for
 
 def predict_table(
     table: Mapping[str, Any],
-    target: Gpu | str | None = None,
+    gpu: Gpu | str | None = None,
     conditions: Conditions = DEFAULT,
     *,
     skip_bad: bool = False,
@@ -48,11 +48,11 @@ def predict_table(
     share; answered_as: the choices that were filled in or substituted, empty where nothing was.
 
     ``table``: columns by name (lists or arrays; a pandas or Polars frame or an Arrow table will do): ``op``, the
-    op's parameters, ``dtype``, and, unless ``target`` is given, ``gpu``. An empty cell means not given. A bad
+    op's parameters, ``dtype``, and, unless ``gpu`` is given, a column ``gpu``. An empty cell means not given. A bad
     row is an error that names it; with ``skip_bad`` its results are empty (NaN, None) instead.
     """
     columns = as_columns(table)
-    output, bad = predict_columns(columns, target, conditions)
+    output, bad = predict_columns(columns, gpu, conditions)
     if bad.messages and not skip_bad:
         raise KernelcastError(bad.text())
     return {**columns, **output}

@@ -39,7 +39,7 @@ def find(name: str, spellings: Mapping[str, str], memory: Mapping[str, int]) -> 
                 return one
             raise KernelcastError(
                 f"{name!r} is {int(match['count'])} GPUs: name one, {one}, and say how many are used by `tp`, `pp` "
-                "and `dp` (plan and compare: by `max_gpus`)"
+                "and `dp` (in plan and compare: max_gpus)"
             )
     text = re.sub(r"\b(sxm|pcie?)\d\b", r"\1", _MEMORY_TYPE.sub(" ", _words(name)))
     if found := spellings.get(normalised(text)):

@@ -14,8 +14,10 @@ from kernelcast.models import names
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.config import parse
 from kernelcast.models.names import Meaning
+from kernelcast.toml_folder import read_toml
 
 MODELS = Path(__file__).parent / "configs"
+TRACED = Path(__file__).with_name("traced.toml")
 
 # Endings of tuned versions, which run the same layers
 _TUNED = re.compile(r"(-(instruct|chat|it|pt|base|hf|thinking))+$")
@@ -41,9 +43,30 @@ def bundled(stem: str) -> dict[str, Any]:
 
 
 def config(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
-    """The name and the config.json of a model, looked up as in ``model``; without this package's keys (``_id``)."""
-    name, config = _found(os.fspath(name_or_path))
-    return name, {key: value for key, value in config.items() if not key.startswith("_")}
+    """The name and the config.json of a model, looked up as in ``model`` or among those that are traced alone; without
+    this package's keys (``_id``)."""
+    text = os.fspath(name_or_path)
+    name, config = _traced(text) or _found(text)
+    return name, {key: value for key, value in config.items() if not key.startswith("_") or key == "_class_name"}
+
+
+@functools.cache
+def traced_table() -> dict[str, Any]:
+    """Models that are traced and not read by ``model``, and the inputs of denoisers."""
+    return read_toml(TRACED)
+
+
+def _traced(text: str) -> tuple[str, dict[str, Any]] | None:
+    """A model that is traced alone, where the name is of one and no file's."""
+    key = names.key_of(names.parts_of(text)[1])
+    stem = next((stem for stem, spellings in traced_names().items()
+                 if key in {names.key_of(names.parts_of(each)[1]) for each in spellings}), None)  # fmt: skip
+    return (stem, traced_table()["models"][stem]["config"]) if stem and not _exists(Path(text)) else None
+
+
+def traced_names() -> dict[str, tuple[str, ...]]:
+    """What the models that are traced alone are called, by their names here."""
+    return {stem: (stem, entry["id"], *entry["also"]) for stem, entry in traced_table()["models"].items()}
 
 
 def _found(text: str) -> tuple[str, dict[str, Any]]:

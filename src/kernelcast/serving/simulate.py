@@ -259,8 +259,9 @@ class Simulation(Renamed, HtmlRepr):
         if not self.capacity or not self.complete:
             return None
         offered, limited = self.load.request_rate, self.load.max_concurrency
-        rate = offered if math.isfinite(offered) and not limited else self.metrics["request_throughput"]
-        return float(min(1.0, rate / self.capacity))
+        if math.isfinite(offered) and not limited:
+            return float(offered / self.capacity)
+        return float(min(1.0, self.metrics["request_throughput"] / self.capacity))
 
     @cached_property
     def attained(self) -> float | None:
@@ -286,11 +287,14 @@ class Simulation(Renamed, HtmlRepr):
 
     @property
     def saturated(self) -> bool:
-        """Whether the queue grew until the end: in an open loop, requests arrived faster than they were served."""
+        """Whether requests arrived faster than they can be served, in an open loop: beyond the capacity, or the queue
+        grew until the end."""
         served = self.request_times
         closed = self.load.max_concurrency or self.service.offline
         if closed or len(self.load) < _FEW or not self.complete:
             return False
+        if self.load.follows is None and (self.capacity_share or 0.0) > 1:  # turns of a chat wait for each other
+            return True
         waits = served.scheduled_s - served.arrival_s
         fifth = len(waits) // 5
         early, late = float(np.mean(waits[:fifth])), float(np.mean(waits[-fifth:]))

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from kernelcast.errors import KernelcastError
 from kernelcast.models.catalogue import config as config_of
 from kernelcast.tracing.cuda_like import gpu_present
+from kernelcast.tracing.denoisers import denoiser
 from kernelcast.tracing.frames import line_of
 from kernelcast.tracing.hub import ModelInputs, config_dtype, enable_checkpointing, hub_model, required
 from kernelcast.tracing.meta_model import building, fill_buffers, with_values
@@ -188,7 +189,7 @@ def _initialise(model: nn.Module, inputs: Any, name: str) -> None:
 
 
 def _from_config(request: TraceRequest) -> BuiltModel:
-    """Hugging Face's model of a config.json, or of a bundled one."""
+    """The model of transformers, or of diffusers, that a config.json or a bundled config describes."""
     name, raw = config_of(request.what)
     stored = config_dtype(raw)
     products = request.dtype or stored or "bf16"
@@ -198,11 +199,15 @@ def _from_config(request: TraceRequest) -> BuiltModel:
     dtype = DTYPES[products]
     if precision == "autocast":
         dtype, products, why = torch.float32, request.autocast, "as autocast keeps them"
-    model, notes = hub_model(raw, request, dtype)
-    make = ModelInputs(model, request)
-    inputs = make.build()
+    if "_class_name" in raw:
+        model, inputs, notes = denoiser(raw, request, dtype)
+    else:
+        model, notes = hub_model(raw, request, dtype)
+        make = ModelInputs(model, request)
+        inputs = make.build()
+        notes = [*make.notes, *notes]
     weights = _NAMES[dtype]
-    summary = _summary(model, inputs, weights, f"{weights} {why}", precision, [*make.notes, *notes], request)
+    summary = _summary(model, inputs, weights, f"{weights} {why}", precision, notes, request)
     return BuiltModel(name, model, inputs, None, precision, products, summary)
 
 

@@ -63,7 +63,7 @@ def hub_model(raw: Mapping[str, Any], request: TraceRequest, dtype: torch.dtype)
         with building() as values:
             model = cls._from_config(config, dtype=dtype)
             fill_buffers(model, values)
-            _convert(model, dtype)
+            convert(model, dtype, _kept(model, dtype))
     except Exception as error:
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise KernelcastError(f"{line_of(error)}transformers does not build {request.what}: {text}") from error
@@ -82,11 +82,14 @@ def enable_checkpointing(model: Any, name: str) -> None:
     model.gradient_checkpointing_enable()
 
 
-def _convert(model: Any, dtype: torch.dtype) -> None:
-    """Cast weights that the class creates in another format, except for those it keeps in fp32."""
+def _kept(model: Any, dtype: torch.dtype) -> list[str]:
+    """Modules that the class keeps in fp32."""
     kept = list(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if dtype == torch.float16:
-        kept += list(getattr(model, "_keep_in_fp32_modules", None) or ())
+    return kept + list(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else kept
+
+
+def convert(model: Any, dtype: torch.dtype, kept: Iterable[str]) -> None:
+    """Cast weights that the class creates in another format, except for those of the ``kept`` modules."""
     converted: dict[int, Any] = {}  # tied weights stay tied
     for path, part in model.named_modules():
         for name, value in part._parameters.items():
@@ -152,7 +155,7 @@ PIXELS = 224  # of an image's side, where the config says nothing; object detect
 DETECTION_PIXELS = 800
 _OBJECTS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "PanopticSegmentation",
             "ForSegmentation")  # fmt: skip
-_NO_LABELS = "trained on the mean of its output: no labels are made up for it"
+NO_LABELS = "trained on the mean of its output: no labels are made up for it"
 _BY_SAMPLE = ("SequenceClassification", "ImageClassification", "VideoClassification", "ForAudioClassification")
 
 
@@ -307,7 +310,7 @@ class ModelInputs:
         elif self._takes("return_loss"):
             self.made["return_loss"] = True
         elif not self._takes("labels") or any(name in self.name for name in _OBJECTS):
-            self.notes.append(_NO_LABELS)
+            self.notes.append(NO_LABELS)
         elif self.name.endswith(_BY_SAMPLE) or "MultipleChoice" in self.name:
             self.made["labels"] = zeros(self.request.batch)
         elif "TokenClassification" in self.name and ids is not None:
@@ -320,7 +323,7 @@ class ModelInputs:
         elif ids is not None or self._generates():
             self.made["labels"] = ids if ids is not None and not self.encoder_decoder else self._tokens(self._seq())
         else:
-            self.notes.append(_NO_LABELS)
+            self.notes.append(NO_LABELS)
 
     def _patch_mask(self) -> None:
         """Where ``forward`` requires one."""

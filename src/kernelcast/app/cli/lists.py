@@ -80,19 +80,21 @@ def ops(json: Json = False) -> None:
 
 def models(pattern: Pattern = None, json: Json = False) -> None:
     """List the bundled models."""
-    from kernelcast.app.report.lists import model_fields, print_models
+    from kernelcast.app.report.lists import model_fields, print_models, traced_fields
     from kernelcast.models import hub_name, model, model_ids
-    from kernelcast.models.catalogue import names_of, unknown_model
+    from kernelcast.models.catalogue import names_of, traced_names, traced_table, unknown_model
 
-    hub_names = {name: hub_name(name) for name in model_ids()}
+    traced, hub_names = traced_names(), {name: hub_name(name) for name in model_ids()}
+    fitting = {name: name for name in (*hub_names, *traced)}
     if pattern:  # a model that shares the layers by its own id
-        fitting = matching({name: names_of(name) for name in model_ids()}, pattern, unknown_model)
-        hub_names = {name: spelling if "/" in spelling else hub_names[name] for name, spelling in fitting.items()}
-    catalogue = {name: model(name) for name in hub_names}
+        fitting = matching({name: names_of(name) for name in hub_names} | traced, pattern, unknown_model)
+        hub_names |= {name: spelling for name, spelling in fitting.items() if "/" in spelling}
+    entries = {name: traced_fields(traced_table()["models"][name]) if name in traced
+               else model_fields(model(name)) | {"id": hub_names[name]} for name in fitting}  # fmt: skip
     if json:
-        print_json({name: model_fields(architecture) for name, architecture in catalogue.items()})
+        print_json(entries)
     else:
-        print_models(catalogue, hub_names)
+        print_models(entries)
 
 
 def matching(

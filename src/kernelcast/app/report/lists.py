@@ -40,6 +40,7 @@ _CONFIGURATION_WIDTH = 44
 _ORDER = ("stack", "backend", "dtype", "kv_dtype", "phase", "mask", "paged")  # the others after
 _USUAL = (None, "no", "equal", "chosen", "own", "dense", "vector", "tn")  # values that go without saying
 _OP_WIDTH = 20
+_FEW = 30  # lines that may be broken in two
 _NAME_WIDTH = 19  # what 100 columns leave
 
 
@@ -337,14 +338,19 @@ def format_text(model: Architecture) -> str:
     return Precision.of(model).label if stored is None or stored.weights is not None else str(stored.unknown)
 
 
-def print_models(models: Mapping[str, Architecture], hub_names: Mapping[str, str]) -> None:
-    """A line a model; on a narrow terminal without the Hugging Face id."""
-    wide = console().width >= WIDTH
-    rows = [
-        (name, *([hub_names[name]] if wide else []), f"{model.parameters.total / 1e9:,.2f} B", format_text(model))
-        for name, model in models.items()
-    ]
-    heads = ("model", *(["Hugging Face id"] if wide else []), "parameters", "format")
-    table = plain_table(*heads, right=("parameters",), rows=rows)
+def traced_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of the models that are traced alone."""
+    return {"id": entry["id"], "parameters": entry["parameters"], "command": "trace"}
+
+
+def print_models(models: Mapping[str, Mapping[str, Any]]) -> None:
+    """A line a model; without the Hugging Face ids where a narrow terminal would break many of them."""
+    rows = [(name, entry["id"], f"{entry['parameters'] / 1e9:,.2f} B", entry.get("format", "by `trace` alone"))
+            for name, entry in models.items()]  # fmt: skip
+    names, width = ("model", "Hugging Face id", "parameters", "format"), console().width
+    taken = sum(max(len(line[column]) for line in (names, *rows)) + 2 for column in range(len(names))) - 2
+    if taken > width and width < WIDTH and len(rows) > _FEW:
+        names, rows = (names[0], *names[2:]), [(row[0], *row[2:]) for row in rows]  # type: ignore[assignment, misc]
+    table = dense_table(*names, left=[name for name in names if name != "parameters"], rows=rows)
     table.columns[0].no_wrap = True
     show(table, "\nTuned versions and mirrors of these are found too, with -AWQ, -GPTQ, -FP8 and the like.")

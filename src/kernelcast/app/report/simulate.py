@@ -115,7 +115,7 @@ def verdict(simulation: Simulation) -> str:
             f"interrupted: {int(simulation.request_times.done.sum()):,} of {len(simulation.load):,} requests were done"
         )
     if simulation.saturated:
-        rate = digits(float(simulation.metrics["request_throughput"]), 3)
+        rate = digits(max(simulation.metrics["request_throughput"], simulation.capacity or 0.0), 3)
         what = f": {simulation.binding} binds" if simulation.binding else ""
         return f"cannot hold this load: at most {rate} requests/s{what}"
     waited = _waited(simulation, simulation.binding)
