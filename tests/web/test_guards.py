@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from kernelcast.errors import KernelcastError
 from web.conftest import LIMITS, problem_of
 
 KERNEL = {"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 64, "n": 64, "k": 64}}
+SLOW = {"model": "qwen3-0.6b", "gpu": "h200_sxm", "chunk": 1, "input_len": 30_000}  # a pass a token
 LONG = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "request_rate": 50, "num_prompts": 50_000, "output_len": 2000}
 PATHS = (
     "../x.toml",
@@ -68,6 +70,49 @@ def test_other_sites_pages_are_not_answered(client: TestClient) -> None:
     assert response.status_code == 403
     problem_of(response)
     assert client.post("/api/v1/kernel", json=KERNEL, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["kernel", "diagnose?filename=t.json"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost", "http://localhost:9", "file://"])
+def test_a_page_of_another_origin_is_not_answered(client: TestClient, path: str, origin: str) -> None:
+    """Of another name, of none (a sandboxed frame, a file), or of another port of this machine."""
+    media_type = "application/octet-stream" if "diagnose" in path else "application/json"
+    headers = {"Origin": origin, "Content-Type": media_type}
+    response = client.post(f"/api/v1/{path}", content=json.dumps(KERNEL), headers=headers)
+    assert response.status_code == 403
+    problem_of(response)
+    own = client.post("/api/v1/kernel", json=KERNEL, headers={"Origin": "http://localhost:8321"})
+    assert own.status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_files_of_a_type_that_forms_send(client: TestClient, kind: str) -> None:
+    response = client.post("/api/v1/diagnose?filename=t.json", content=b"[]", headers={"Content-Type": kind})
+    assert response.status_code == 415 and "application/octet-stream" in problem_of(response)
+
+
+def test_bodies_that_hold_a_parser_are_refused_at_once(client: TestClient) -> None:
+    """The server reads bodies between all other work: deep, broken and long ones take milliseconds."""
+    for body, said in (
+        (b"[" * 60_000, "values here"),
+        (b"[" * 30_000 + b"]" * 30_000, "64 levels deep"),
+        (b"[" * 70 + b'"' + rb"\"" * 30_000, "64 levels deep"),  # a string without an end, of escaped quotes
+        (b"[" + b'"' + rb"\"" * 30_000, "not JSON"),
+        (b"{" + b'"a":{' * 9_000 + b"}" * 9_000 + b"}", "64 levels deep"),
+    ):
+        started = time.monotonic()
+        response = client.post("/api/v1/kernel", content=body, headers={"Content-Type": "application/json"})
+        assert time.monotonic() - started < 1.0
+        assert response.status_code == 400 and said in problem_of(response), (body[:20], response.text)
+
+
+def test_a_wrong_address_is_a_page_for_a_browser(client: TestClient) -> None:
+    page = client.get("/no/such/page", headers={"Accept": "text/html,*/*"})
+    assert page.status_code == 404 and page.headers["content-type"].startswith("text/html") and "/static/js" in page.text
+    for path, accept in (("/no/such/page", "application/json"), ("/api/v1/nothing", "text/html"), ("/static/x", "text/html")):
+        other = client.get(path, headers={"Accept": accept})
+        assert other.status_code == 404
+        problem_of(other)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +181,8 @@ def _sent(limits: Limits, messages: list[dict[str, Any]], path: str = "/api/v1/k
     async def send(message: Any) -> None:
         answers.append(message)
 
-    sent = [(b"host", b"localhost"), (b"content-type", b"application/json"), *headers]
+    media_type = b"application/octet-stream" if path.endswith("diagnose") else b"application/json"
+    sent = [(b"host", b"localhost"), (b"content-type", media_type), *headers]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": sent,
              "query_string": b"filename=t.json", "scheme": "http", "server": ("localhost", 1), "root_path": "",
              "http_version": "1.1"}  # fmt: skip
@@ -208,21 +254,51 @@ def test_what_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
                 with pytest.raises(Problem) as error:
                     await late
                 assert error.value.status_code == 504 and "longer than 1 s" in str(error.value.detail)
-            assert pool.replaced == 2
             assert (await pool.run("kernel", KERNEL)).status == 200
             assert (await pool.run("infer", {"model": "llama-3.1-8b", "gpu": "h100_sxm"})).status == 200
-            gone = running - {worker.process.pid for worker in pool.workers}
-            assert gone and not any(_runs(pid) for pid in gone)
+            assert pool.replaced == 0  # they were told to leave it, and did
+            assert running <= {worker.process.pid for worker in pool.workers}
 
     asyncio.run(tried())
 
 
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def test_a_worker_that_does_not_leave_a_question_is_killed() -> None:
+    async def tried() -> None:
+        limits = replace(LIMITS, workers=1, seconds={**LIMITS.seconds, "simulate": 0.5}, stop_seconds=0.5)
+        async with WorkerPool(limits) as pool:
+            assert (await pool.run("kernel", KERNEL)).status == 200
+            (worker,) = pool.workers
+            asked = asyncio.create_task(pool.run("simulate", LONG))
+            await asyncio.sleep(0.3)
+            os.kill(worker.process.pid, signal.SIGSTOP)  # as one that is in native code
+            with pytest.raises(Problem) as error:
+                await asked
+            assert error.value.status_code == 504
+            assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 1
+            assert worker.process.returncode is not None
+
+    asyncio.run(tried())
+
+
+def test_questions_that_turn_out_long_leave_a_worker_to_short_ones() -> None:
+    """Six batches whose prompts are prefilled a token a step take seconds each; a kernel takes milliseconds."""
+    async def tried() -> None:
+        limits = replace(LIMITS, brief_seconds=0.4)
+        async with WorkerPool(limits) as pool:
+            assert (await pool.run("infer", {"model": "qwen3-0.6b", "gpu": "h200_sxm"})).status == 200
+            asked = [asyncio.create_task(pool.run("infer", {**SLOW, "batch": at + 1})) for at in range(6)]
+            await asyncio.sleep(0.1)
+            started = time.monotonic()
+            assert (await pool.run("kernel", KERNEL)).status == 200  # behind six that are brief until they are not
+            assert time.monotonic() - started < 6 * limits.brief_seconds
+            started = time.monotonic()
+            assert (await pool.run("kernel", KERNEL)).status == 200
+            assert time.monotonic() - started < limits.brief_seconds
+            for task in asked:
+                task.cancel()
+            assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 0
+
+    asyncio.run(tried())
 
 
 def test_a_worker_that_ends_is_replaced() -> None:
@@ -241,12 +317,15 @@ def test_a_worker_that_ends_is_replaced() -> None:
                 await asked
             assert error.value.status_code == 503 and error.value.headers == {"Retry-After": "2"}
             assert (await pool.run("kernel", KERNEL)).status == 200
-            stopped = asyncio.create_task(pool.run("simulate", LONG))
-            await asyncio.sleep(0.3)
-            stopped.cancel()  # whoever asked went away
-            with pytest.raises(asyncio.CancelledError):
-                await stopped
-            assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 3
+            (worker,) = pool.workers
+            for question, words in (("simulate", LONG), ("infer", SLOW), ("simulate", LONG)):
+                stopped = asyncio.create_task(pool.run(question, words))
+                await asyncio.sleep(0.3)
+                stopped.cancel()  # whoever asked went away
+                with pytest.raises(asyncio.CancelledError):
+                    await stopped
+                assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 2
+            assert pool.workers == {worker}
 
     asyncio.run(tried())
 

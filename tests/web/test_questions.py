@@ -45,6 +45,8 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
               "tpot_mean": 100, "disaggregated": "no", "max_num_seqs": "64", "max_num_batched_tokens": "2048"}),
 ]  # fmt: skip
 
+FILE = {"Content-Type": "application/octet-stream"}
+
 
 def typed(run: Any, command: str) -> Any:
     """What the command prints."""
@@ -183,7 +185,7 @@ def test_diagnose_is_the_commands(client: TestClient, run: Any, monkeypatch: Any
     monkeypatch.chdir(folder)
     for name, words in (("planted_faults.json.gz", "gpu=h200_sxm&dtype=bf16"), ("planted_waves.json.gz", ""),
                         ("ncu_metrics.csv", "gpu=h200_sxm")):  # fmt: skip
-        response = client.post(f"/api/v1/diagnose?filename={name}&{words}", content=(folder / name).read_bytes())
+        response = client.post(f"/api/v1/diagnose?filename={name}&{words}", content=(folder / name).read_bytes(), headers=FILE)
         assert response.status_code == 200, response.text
         found = response.json()
         assert typed(run, found["command"]) == found["answer"]
@@ -207,7 +209,7 @@ def test_diagnose_reads_tables_as_the_command_does(client: TestClient, run: Any,
         path = tmp_path / f"t.{ending}"
         code, out, err = run("diagnose", path, "--gpu", "h200_sxm", "--json")
         assert code == 0, err
-        response = client.post(f"/api/v1/diagnose?filename=t.{ending}&gpu=h200_sxm", content=path.read_bytes())
+        response = client.post(f"/api/v1/diagnose?filename=t.{ending}&gpu=h200_sxm", content=path.read_bytes(), headers=FILE)
         assert response.status_code == 200, response.text
         assert response.json()["answer"] == json.loads(out), ending
 
@@ -235,7 +237,7 @@ def test_diagnose_reads_tables_as_the_command_does(client: TestClient, run: Any,
 )  # fmt: skip
 def test_diagnose_refuses(client: TestClient, name: str, content: bytes, said: str) -> None:
     where = "" if "gpu" in said else "&gpu=h200_sxm"
-    response = client.post(f"/api/v1/diagnose?filename={name}{where}", content=content)
+    response = client.post(f"/api/v1/diagnose?filename={name}{where}", content=content, headers=FILE)
     assert response.status_code == 422, response.text
     assert said in problem_of(response)
 
@@ -244,5 +246,5 @@ def test_diagnose_refuses_a_bomb(client: TestClient) -> None:
     import gzip
 
     bomb = gzip.compress(b" " * 64 * 2**20)  # 64 MiB in 64 KiB; 8 may be unpacked here
-    response = client.post("/api/v1/diagnose?filename=t.json.gz&gpu=h20", content=bomb)
+    response = client.post("/api/v1/diagnose?filename=t.json.gz&gpu=h20", content=bomb, headers=FILE)
     assert response.status_code == 422 and "decompressed" in problem_of(response)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from kernelcast.app.web.bodies import BODIES, QuestionBody
 from kernelcast.app.web.guards import StrictRoute
-from kernelcast.app.web.limits import HEAVY, Limits
+from kernelcast.app.web.limits import Limits
 from kernelcast.app.web.parameters import GPU_IDS, OPS, choice, text
 from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem, documented
@@ -142,8 +142,7 @@ def add_questions(router: APIRouter, service: GetService) -> None:
 
 def _handler(command: str, shape: type[QuestionBody], service: GetService) -> Callable[..., Awaitable[Response]]:
     async def forecast(request: Request, body: QuestionBody) -> Response:
-        work = service().answer(command, body.arguments())
-        return await (unless_gone(request, work) if command in HEAVY else work)
+        return await unless_gone(request, service().answer(command, body.arguments()))
 
     forecast.__annotations__ = {"request": Request, "body": shape, "return": Response}
     return forecast
@@ -211,7 +210,7 @@ def add_diagnose(router: APIRouter, service: GetService) -> None:
         description="The body is the file: a torch.profiler trace, a CSV of Nsight Compute, or a table of calls with "
         "measured_us. It is read in memory and not kept.",
         response_class=Response,
-        responses={200: {"model": Envelope}, **documented(400, 408, 413, 422, 429, 503, 504)},
+        responses={200: {"model": Envelope}, **documented(400, 408, 413, 415, 422, 429, 503, 504)},
         openapi_extra={"requestBody": {"required": True, "content": binary}},
     )
     async def diagnose(

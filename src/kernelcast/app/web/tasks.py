@@ -86,14 +86,15 @@ def _diagnose(arguments: Arguments, content: bytes, limits: Limits) -> Any:
     """A measured run from its bytes, which are not kept."""
     from kernelcast.app.report.diagnose import fields
     from kernelcast.diagnose.diagnose import diagnose
-    from kernelcast.diagnose.read import read_bytes
+    from kernelcast.diagnose.read import FileLimits, read_bytes
     from kernelcast.hardware import gpu
 
     filename, gpu_id, dtype = arguments["filename"], arguments.get("gpu"), arguments.get("dtype")
     if not content:
         raise KernelcastError(f"{filename} is empty")
     given = gpu(gpu_id) if gpu_id else None
-    profile, measured_on = read_bytes(content, filename, given, limits["unpacked_bytes"])
+    sizes = FileLimits(limits["unpacked_bytes"], limits["file_rows"], limits["file_events"])
+    profile, measured_on = read_bytes(content, filename, given, sizes)
     options = [f"--{name} {arguments[name]}" for name in ("gpu", "dtype") if arguments.get(name)]
     python = [
         "from pathlib import Path", "", "import kernelcast as kc", "from kernelcast.diagnose.diagnose import diagnose",
