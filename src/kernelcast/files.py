@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -316,8 +317,8 @@ def csv_header(line: str, path: Path) -> tuple[list[str], str]:
     delimiter = max(_DELIMITERS, key=line.count)
     names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
     names = [name or f"column{index}" for index, name in enumerate(names)]  # an index column has no name
-    folded = [name.lower() for name in names]
-    twice = sorted({name for name in names if folded.count(name.lower()) > 1})
+    folded = Counter(name.lower() for name in names)
+    twice = sorted({name for name in names if folded[name.lower()] > 1})
     if twice:
         raise KernelcastError(f"{path}: more than one column is called {', '.join(twice)}")
     return names, delimiter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -17,11 +18,13 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import Request, Response
 from fastapi.testclient import TestClient
 
 from kernelcast.app.web.app import create_app
-from kernelcast.app.web.guards import Guards
+from kernelcast.app.web.connections import bounded
+from kernelcast.app.web.guards import Guards, strict_json
 from kernelcast.app.web.limits import Limits
 from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem
@@ -94,7 +97,7 @@ def test_files_of_a_type_that_forms_send(client: TestClient, kind: str) -> None:
 def test_bodies_that_hold_a_parser_are_refused_at_once(client: TestClient) -> None:
     """The server reads bodies between all other work: deep, broken and long ones take milliseconds."""
     for body, said in (
-        (b"[" * 60_000, "values here"),
+        (b"[" * 60_000, "64 levels deep"),
         (b"[" * 30_000 + b"]" * 30_000, "64 levels deep"),
         (b"[" * 70 + b'"' + rb"\"" * 30_000, "64 levels deep"),  # a string without an end, of escaped quotes
         (b"[" + b'"' + rb"\"" * 30_000, "not JSON"),
@@ -104,6 +107,13 @@ def test_bodies_that_hold_a_parser_are_refused_at_once(client: TestClient) -> No
         response = client.post("/api/v1/kernel", content=body, headers={"Content-Type": "application/json"})
         assert time.monotonic() - started < 1.0
         assert response.status_code == 400 and said in problem_of(response), (body[:20], response.text)
+
+
+def test_bodies_of_too_many_values() -> None:
+    for body in (b"[" + b"0," * 500_000 + b"0]", b"[" + b"{}," * 300_000 + b"0]"):
+        with pytest.raises(Problem, match="65,536 values"):
+            strict_json(body)
+    assert strict_json(b'["' + b"," * 500_000 + b'"]') == ["," * 500_000]  # commas in a text are none
 
 
 def test_a_wrong_address_is_a_page_for_a_browser(client: TestClient) -> None:
@@ -477,6 +487,46 @@ def test_the_command_serves_until_ctrl_c(server: tuple[str, subprocess.Popen[str
         process.send_signal(2)
         assert process.wait(15) in (0, 130)
     assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_connections_that_wait_are_closed() -> None:
+    """One that says nothing, one that sends its header a byte at a time, the same after an answer; one too many."""
+    limits = replace(LIMITS, header_seconds=0.6, connections=3)
+    bound = listening("127.0.0.1", 0)
+    config = uvicorn.Config(create_app(limits), log_config=None, access_log=False, http=bounded(limits))
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
+    thread.start()
+    while not running.started:
+        time.sleep(0.05)
+
+    def until_closed(opening: bytes, each: bytes) -> float:
+        started = time.monotonic()
+        with socket.create_connection(bound.getsockname()) as one:
+            one.settimeout(0.1)
+            one.sendall(opening)
+            with contextlib.suppress(ConnectionError):
+                while time.monotonic() - started < 5:
+                    with contextlib.suppress(TimeoutError):
+                        if not one.recv(65_536):
+                            break
+                    one.sendall(each)
+        return time.monotonic() - started
+
+    try:
+        page = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+        for opening, each in ((b"", b""), (page, b"A"), (page + b"\r\n", b"G")):
+            assert 0.3 < until_closed(opening, each) < 2.5
+        held = [socket.create_connection(bound.getsockname()) for _ in range(3)]
+        assert until_closed(b"", b"") < 0.5  # the fourth, at once
+        time.sleep(1.0)  # the others are closed by now
+        assert httpx.get(f"http://127.0.0.1:{bound.getsockname()[1]}/").status_code == 200
+        for one in held:
+            one.close()
+    finally:
+        running.should_exit = True
+        thread.join()
+        bound.close()
 
 
 def test_a_port_that_is_taken_is_one_line(run: Any) -> None:

@@ -37,17 +37,20 @@ def parse_trace(
     """The same of a file's bytes; ``max_bytes``: the most it may have decompressed."""
     try:
         text = (_decompressed(raw, path, max_bytes) if raw[:2] == _GZIP else raw).decode(errors="replace")
-        if text.count('"ph"') > max_events:  # before they are objects, which take ten times the memory
-            raise KernelcastError(f"{path}: a trace may have {max_events:,} events here: record fewer steps")
-        content = json.loads(text)
+        if (events := text.count('"ph"')) <= max_events:  # as objects they take ten times the memory
+            content = json.loads(text)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise KernelcastError(f"{path}: the compressed file is damaged or truncated") from None
     except json.JSONDecodeError as error:
         raise KernelcastError(f"{path}: not JSON: {error.msg} in line {error.lineno}") from None
-    except ValueError:
-        raise KernelcastError(f"{path}: a number of the trace has thousands of digits") from None
     except RecursionError:
         raise KernelcastError(f"{path}: not a Chrome trace: lists are nested too deep") from None
+    except KernelcastError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise KernelcastError(f"{path}: not a Chrome trace: {error}") from None
+    if events > max_events:
+        raise KernelcastError(f"{path}: a trace may have {max_events:,} events here, not {events:,}: record fewer steps")
     if isinstance(content, list):
         content = {"traceEvents": content}
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):

@@ -45,7 +45,7 @@ class Limits:
     body_bytes: int = 1 * MIB
     upload_bytes: int = 64 * MIB  # of a file to diagnose
     unpacked_bytes: int = 128 * MIB  # of the same, decompressed
-    file_rows: int = 100_000  # of a table, whatever their size
+    file_rows: int = 20_000  # of a table, whatever their size
     file_events: int = 500_000  # of a trace, lines of a table of Nsight Compute
     file_bytes: int = 768 * MIB  # of memory that reading and diagnosing it may take
     header_seconds: float = 10.0  # until the last line of a request's header, from its first byte or the connection
@@ -61,7 +61,7 @@ class Limits:
     brief_seconds: float = 2.0  # a kernel or a batch that takes longer waits its turn among the long questions
     stop_seconds: float = 2.0  # that a worker has to leave a question whose client is gone, before it is killed
     worker_bytes: int = 0  # of memory that a worker may hold; 0: its share of this machine's
-    worker_keep_bytes: int = 768 * MIB  # a worker that holds more after an answer is replaced
+    worker_keep_bytes: int = 512 * MIB  # a worker that holds more after an answer is replaced
 
     def __post_init__(self) -> None:
         if not self.worker_bytes and (total := machine_bytes()):
