@@ -99,6 +99,33 @@ def test_what_is_usual_is_left_out(ask: Any) -> None:
     assert kernel["command"] == "kernelcast kernel gemm --m 8 --n 8 --k 8 --gpu h200_sxm"
 
 
+def test_a_model_by_its_config_and_names_that_models_have(ask: Any, refused: Any, run: Any, tmp_path: Path,
+                                                          monkeypatch: Any) -> None:  # fmt: skip
+    """Slashes and dots in a name, and formats in a file beside the config, as `kernelcast infer FOLDER` reads them."""
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 8,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "hidden_act": "silu",
+              "tie_word_embeddings": False, "max_position_embeddings": 4096}  # fmt: skip
+    beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    monkeypatch.chdir(tmp_path)
+    for name, formats in (("someone/Little-Llama-3.1.v2", None), ("Little.Llama_FP8", beside)):
+        last = name.rpartition("/")[2]
+        more = {"hf_quant_config": formats} if formats else {}
+        found = ask("infer", config=config, name=name, gpu="h200_sxm", batch=4, **more)
+        if formats:
+            Path(last).mkdir()
+            Path(last, "config.json").write_text(json.dumps(config))
+            Path(last, "hf_quant_config.json").write_text(json.dumps(formats))
+            assert found["answer"]["precision"].startswith("fp8")
+        else:
+            Path(f"{last}.json").write_text(json.dumps(config))
+        assert found["answer"]["model"] == last
+        code, out, err = run(*shlex.split(found["command"])[1:], "--json")
+        assert code == 0, err
+        assert json.loads(out) == found["answer"]
+    for name in ("config", "../up", "a/../b", "/etc/passwd", "a/b/c", ".hidden", "x y"):
+        assert "name" in refused(422, "infer", config=config, name=name, gpu="h200_sxm")
+
+
 def test_a_model_by_its_config(ask: Any, refused: Any, run: Any, tmp_path: Path, monkeypatch: Any) -> None:
     config = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8,
               "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000, "hidden_act": "silu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from kernelcast.stacks.engine_flags import canonical_names
 
 _PARAMETERS, _LENGTHS = 64, 4096  # of an op; of a list of lengths
 _LAYERS, _LARGEST, _LONGEST = 1024, 2**40, 8192  # of a model's config: layers, any number, any list
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")  # of a model
 _REQUIRED = ("gpu", "gpus")  # by every question that has it, whatever the command line's default
 _EXAMPLES: Mapping[str, dict[str, Any]] = {
     "kernel": {"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 4096, "n": 4096, "k": 4096}},
@@ -49,7 +51,11 @@ def _bounded(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _not_a_folder(name: str) -> str:
+def _last(name: str) -> str:
+    """A name as of Hugging Face, without who published it."""
+    name = name.rpartition("/")[2].removesuffix(".json")
+    if not _NAME.fullmatch(name):
+        raise KernelcastError("name: letters, digits, '.', '_' and '-', the first a letter or a digit, at most 96")
     if name == "config":  # the command line calls a config.json by its folder
         raise KernelcastError("name: a model by its config needs a name other than 'config'")
     return name
@@ -58,11 +64,15 @@ def _not_a_folder(name: str) -> str:
 Config = Annotated[dict[str, Any], AfterValidator(_bounded)]
 ConfigName = Annotated[
     str,
-    StringConstraints(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"),
-    AfterValidator(_not_a_folder),
+    StringConstraints(strict=True, max_length=TEXT_CHARS, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    AfterValidator(_last),
 ]
 _CONFIG: dict[str, Any] = {
     "config": (Config | None, Field(None, description="a Hugging Face config.json, in place of a model's name")),
+    "hf_quant_config": (
+        Config | None,
+        Field(None, description="the file of this name beside a config.json, which says the formats (Model-Optimizer)"),
+    ),
     "name": (ConfigName, Field("my-model", description="what a model that is given by its config is called")),
 }
 Value = (

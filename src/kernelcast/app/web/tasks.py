@@ -34,6 +34,7 @@ _LATER = (
     "kernelcast.diagnose.read",
     "kernelcast.app.report.diagnose",
 )
+OWN_MODEL = ("config", "hf_quant_config", "name")
 Arguments = dict[str, Any]
 Limits = Mapping[str, Any]
 Task = Callable[[Arguments, bytes, Limits], Any]
@@ -136,19 +137,27 @@ def _with_model(command: str, forecast: Callable[[Any, Arguments], dict[str, Any
     """The task of a question about a model; command and Python name a config by its file."""
 
     def task(arguments: Arguments, _: bytes, __: Limits) -> Any:
-        given = {name: value for name, value in arguments.items() if name not in ("config", "name")}
+        given = {name: value for name, value in arguments.items() if name not in OWN_MODEL}
         if ("config" in arguments) == ("model" in arguments):
             raise KernelcastError("which model? give a name of GET /api/v1/models, or a config, not both")
-        name = arguments.get("name", "my-model")
-        if "config" in arguments:
-            from kernelcast import models
-
-            given["model"] = models.parse(arguments["config"], name=name)
-        question = QUESTIONS[command](**given)
-        shown = replace(question, model=f"{name}.json") if "config" in arguments else question
+        question, shown = _asked(command, given, arguments)
         return {**forecast(question, arguments), "command": as_command(shown), "python": as_python(shown)}
 
     return task
+
+
+def _asked(command: str, given: Arguments, arguments: Arguments) -> tuple[Any, Any]:
+    """The question, and as it is shown: a config by its file, or by its folder where formats are in a file beside it."""
+    if "config" not in arguments:
+        question = QUESTIONS[command](**given)
+        return question, question
+    from kernelcast import models
+    from kernelcast.models.catalogue import with_formats
+
+    name, beside = arguments.get("name", "my-model"), arguments.get("hf_quant_config")
+    config = with_formats(arguments["config"], beside) if beside else arguments["config"]
+    question = QUESTIONS[command](**{**given, "model": models.parse(config, name=name)})
+    return question, replace(question, model=f"./{name}" if beside else f"{name}.json")
 
 
 def _list(make: Callable[..., Any]) -> Task:

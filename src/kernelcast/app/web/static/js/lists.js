@@ -122,6 +122,7 @@ export const priceFields = (field) => [
 export function fitContext(form, values, changed) {
   const option = form.option("model", values.model);
   const model = values.config ? null : option?.model; // of a config.json the server knows the context
+  form.controls.model.element.hidden = Boolean(values.config);
   const context = Math.max(2, Math.min(model?.max_context ?? LONGEST, 2 ** 20));
   form.controls.model.setHelp(option?.hint ?? "");
   form.controls.gpu?.setHelp(form.option("gpu", values.gpu)?.hint ?? "");

@@ -14,9 +14,9 @@ import {
   stacks,
 } from "../lists.js";
 import { livePage } from "../live.js";
+import { configField, ofModel } from "../model_config.js";
 import { digits, timeText } from "../units.js";
 import { answerOf, tooLarge } from "./model_answer.js";
-import { configFile } from "./model_config.js";
 
 async function groupsOf() {
   const [modelList, gpuList, stackList, field] = await Promise.all([
@@ -29,7 +29,7 @@ async function groupsOf() {
     {
       fields: [
         modelField(modelList),
-        { name: "config", control: "file", build: configFile, unshared: true },
+        configField,
         gpuField(gpuList),
         field("stack", "Stack", { control: stackList.length > 4 ? "select" : "segment", options: stackList }),
       ],
@@ -72,7 +72,6 @@ const isEncoder = (model) => model?.kind === "encoder";
 
 function prepare(form, values, changed) {
   const model = fitContext(form, values, changed);
-  form.controls.model.element.hidden = Boolean(values.config);
   form.controls.output_len.element.hidden = isEncoder(model);
 }
 
@@ -80,8 +79,10 @@ function body(values, form) {
   if (!values.model && !values.config) return "Choose a model.";
   if (!values.gpu) return "Choose a GPU.";
   const encoder = !values.config && isEncoder(form.option("model", values.model)?.model);
-  const { model, ...rest } = form.given((field) => field.name === "output_len" && encoder);
-  return values.config ? { ...rest, ...values.config } : { model, ...rest };
+  return ofModel(
+    form.given((field) => field.name === "output_len" && encoder),
+    values,
+  );
 }
 
 function summary(answer) {
