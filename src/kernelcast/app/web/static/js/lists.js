@@ -4,9 +4,11 @@
    questionFields("infer")         a promise of (name, label, more) => the field of a parameter; more overrides what follows
                                    from the parameter. none: what "not given" means.
    modelField(…), gpuField(…), lengthFields(…), formatFields(…), priceFields(…)   fields that several pages have
+   viewField(name, first)          what a chart shows: part of the address and not of the question, its control beside the chart
    fitContext(form, values, changed)   the input's range by the model's context, and the model's hint */
 
 import { get } from "./api.js";
+import { h } from "./dom.js";
 import { billions, binaryBytesText, countText, rateText } from "./units.js";
 
 const size = (model) =>
@@ -132,4 +134,15 @@ export function fitContext(form, values, changed) {
     form.controls.input_len.set(Math.max(1, context - output));
   }
   return model;
+}
+
+export function viewField(name, first) {
+  let value = first;
+  const build = () => ({
+    element: h("span", { hidden: true }),
+    get: () => value,
+    set: (next) => (value = next ?? first),
+    setHelp() {},
+  });
+  return { name, control: "text", default: first, view: true, build };
 }

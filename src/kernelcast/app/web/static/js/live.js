@@ -82,7 +82,7 @@ export function livePage(options) {
     settled();
     fill(trouble, problemBox(problem, question));
     fill(results);
-    options.problem?.(problem, results);
+    options.problem?.(problem, results, form);
     share.set(null);
     announce(`${head(problem)}: ${brief(problem.detail)}`);
   }

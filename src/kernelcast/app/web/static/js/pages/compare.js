@@ -11,6 +11,7 @@ import {
   questionFields,
   slider,
   stacks,
+  viewField,
 } from "../lists.js";
 import { configField, ofModel } from "../model_config.js";
 import { runPage } from "../runs.js";
@@ -125,20 +126,8 @@ async function groupsOf(put) {
         field("sensitivity", "Sensitivity", { compact: false }),
       ],
     },
-    { id: "view", fields: [view("axis", "tpot_s"), view("against", "usd_per_million_tokens")] },
+    { id: "view", fields: [viewField("axis", "tpot_s"), viewField("against", "usd_per_million_tokens")] },
   ];
-}
-
-/** What a chart shows is part of the address; its controls are beside the chart. */
-function view(name, first) {
-  let value = first;
-  const build = () => ({
-    element: h("span", { hidden: true }),
-    get: () => value,
-    set: (next) => (value = next ?? first),
-    setHelp() {},
-  });
-  return { name, control: "text", default: first, view: true, build };
 }
 
 const AXES = [
