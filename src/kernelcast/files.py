@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -239,12 +240,18 @@ def open_table(path: Path) -> Iterator[TableFile]:
 
 
 @contextmanager
-def opened_parquet(file: Path, name: Path, most_bytes: int) -> Iterator[TableFile]:
-    """A Parquet file that has no name of its own (``name``: what to call it), if it is not too large unpacked."""
+def opened_parquet(file: Path, name: Path, most_bytes: int, most_rows: int) -> Iterator[TableFile]:
+    """A Parquet file that has no name of its own (``name``: what to call it), if it is not too large unpacked. A column
+    of equal values takes a few bytes, however many they are."""
     import duckdb
 
-    with duckdb.connect() as connection, _plain_errors(name):
-        unpacked = connection.execute(f"SELECT sum(total_uncompressed_size) FROM parquet_metadata({text(str(file))})")
+    memory = {"memory_limit": f"{most_bytes}B", "threads": 1, "max_temp_directory_size": "0B"}
+    with duckdb.connect(config=memory) as connection, _plain_errors(name):
+        source = text(str(file))
+        rows = (connection.execute(f"SELECT sum(num_rows) FROM parquet_file_metadata({source})").fetchone() or (0,))[0]
+        if (rows or 0) > most_rows:
+            raise KernelcastError(f"{name}: a table may have {most_rows:,} rows here, not {int(rows):,}")
+        unpacked = connection.execute(f"SELECT sum(total_uncompressed_size) FROM parquet_metadata({source})")
         if ((unpacked.fetchone() or (0,))[0] or 0) > most_bytes:
             raise KernelcastError(f"{name}: it has more than {most_bytes:,} bytes when it is no longer compressed")
         _open_parquet(connection, file)
@@ -310,8 +317,8 @@ def csv_header(line: str, path: Path) -> tuple[list[str], str]:
     delimiter = max(_DELIMITERS, key=line.count)
     names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
     names = [name or f"column{index}" for index, name in enumerate(names)]  # an index column has no name
-    folded = [name.lower() for name in names]
-    twice = sorted({name for name in names if folded.count(name.lower()) > 1})
+    folded = Counter(name.lower() for name in names)
+    twice = sorted({name for name in names if folded[name.lower()] > 1})
     if twice:
         raise KernelcastError(f"{path}: more than one column is called {', '.join(twice)}")
     return names, delimiter

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,11 +18,13 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import Request, Response
 from fastapi.testclient import TestClient
 
 from kernelcast.app.web.app import create_app
-from kernelcast.app.web.guards import Guards
+from kernelcast.app.web.connections import bounded
+from kernelcast.app.web.guards import Guards, strict_json
 from kernelcast.app.web.limits import Limits
 from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem
@@ -31,6 +35,7 @@ from kernelcast.errors import KernelcastError
 from web.conftest import LIMITS, problem_of
 
 KERNEL = {"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 64, "n": 64, "k": 64}}
+SLOW = {"model": "qwen3-0.6b", "gpu": "h200_sxm", "chunk": 1, "input_len": 30_000}  # a pass a token
 LONG = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "request_rate": 50, "num_prompts": 50_000, "output_len": 2000}
 PATHS = (
     "../x.toml",
@@ -68,6 +73,56 @@ def test_other_sites_pages_are_not_answered(client: TestClient) -> None:
     assert response.status_code == 403
     problem_of(response)
     assert client.post("/api/v1/kernel", json=KERNEL, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["kernel", "diagnose?filename=t.json"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost", "http://localhost:9", "file://"])
+def test_a_page_of_another_origin_is_not_answered(client: TestClient, path: str, origin: str) -> None:
+    """Of another name, of none (a sandboxed frame, a file), or of another port of this machine."""
+    media_type = "application/octet-stream" if "diagnose" in path else "application/json"
+    headers = {"Origin": origin, "Content-Type": media_type}
+    response = client.post(f"/api/v1/{path}", content=json.dumps(KERNEL), headers=headers)
+    assert response.status_code == 403
+    problem_of(response)
+    own = client.post("/api/v1/kernel", json=KERNEL, headers={"Origin": "http://localhost:8321"})
+    assert own.status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_files_of_a_type_that_forms_send(client: TestClient, kind: str) -> None:
+    response = client.post("/api/v1/diagnose?filename=t.json", content=b"[]", headers={"Content-Type": kind})
+    assert response.status_code == 415 and "application/octet-stream" in problem_of(response)
+
+
+def test_bodies_that_hold_a_parser_are_refused_at_once(client: TestClient) -> None:
+    """The server reads bodies between all other work: deep, broken and long ones take milliseconds."""
+    for body, said in (
+        (b"[" * 60_000, "64 levels deep"),
+        (b"[" * 30_000 + b"]" * 30_000, "64 levels deep"),
+        (b"[" * 70 + b'"' + rb"\"" * 30_000, "64 levels deep"),  # a string without an end, of escaped quotes
+        (b"[" + b'"' + rb"\"" * 30_000, "not JSON"),
+        (b"{" + b'"a":{' * 9_000 + b"}" * 9_000 + b"}", "64 levels deep"),
+    ):
+        started = time.monotonic()
+        response = client.post("/api/v1/kernel", content=body, headers={"Content-Type": "application/json"})
+        assert time.monotonic() - started < 1.0
+        assert response.status_code == 400 and said in problem_of(response), (body[:20], response.text)
+
+
+def test_bodies_of_too_many_values() -> None:
+    for body in (b"[" + b"0," * 500_000 + b"0]", b"[" + b"{}," * 300_000 + b"0]"):
+        with pytest.raises(Problem, match="65,536 values"):
+            strict_json(body)
+    assert strict_json(b'["' + b"," * 500_000 + b'"]') == ["," * 500_000]  # commas in a text are none
+
+
+def test_a_wrong_address_is_a_page_for_a_browser(client: TestClient) -> None:
+    page = client.get("/no/such/page", headers={"Accept": "text/html,*/*"})
+    assert page.status_code == 404 and page.headers["content-type"].startswith("text/html") and "/static/js" in page.text
+    for path, accept in (("/no/such/page", "application/json"), ("/api/v1/nothing", "text/html"), ("/static/x", "text/html")):
+        other = client.get(path, headers={"Accept": accept})
+        assert other.status_code == 404
+        problem_of(other)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +191,8 @@ def _sent(limits: Limits, messages: list[dict[str, Any]], path: str = "/api/v1/k
     async def send(message: Any) -> None:
         answers.append(message)
 
-    sent = [(b"host", b"localhost"), (b"content-type", b"application/json"), *headers]
+    media_type = b"application/octet-stream" if path.endswith("diagnose") else b"application/json"
+    sent = [(b"host", b"localhost"), (b"content-type", media_type), *headers]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": sent,
              "query_string": b"filename=t.json", "scheme": "http", "server": ("localhost", 1), "root_path": "",
              "http_version": "1.1"}  # fmt: skip
@@ -208,21 +264,51 @@ def test_what_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
                 with pytest.raises(Problem) as error:
                     await late
                 assert error.value.status_code == 504 and "longer than 1 s" in str(error.value.detail)
-            assert pool.replaced == 2
             assert (await pool.run("kernel", KERNEL)).status == 200
             assert (await pool.run("infer", {"model": "llama-3.1-8b", "gpu": "h100_sxm"})).status == 200
-            gone = running - {worker.process.pid for worker in pool.workers}
-            assert gone and not any(_runs(pid) for pid in gone)
+            assert pool.replaced == 0  # they were told to leave it, and did
+            assert running <= {worker.process.pid for worker in pool.workers}
 
     asyncio.run(tried())
 
 
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def test_a_worker_that_does_not_leave_a_question_is_killed() -> None:
+    async def tried() -> None:
+        limits = replace(LIMITS, workers=1, seconds={**LIMITS.seconds, "simulate": 0.5}, stop_seconds=0.5)
+        async with WorkerPool(limits) as pool:
+            assert (await pool.run("kernel", KERNEL)).status == 200
+            (worker,) = pool.workers
+            asked = asyncio.create_task(pool.run("simulate", LONG))
+            await asyncio.sleep(0.3)
+            os.kill(worker.process.pid, signal.SIGSTOP)  # as one that is in native code
+            with pytest.raises(Problem) as error:
+                await asked
+            assert error.value.status_code == 504
+            assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 1
+            assert worker.process.returncode is not None
+
+    asyncio.run(tried())
+
+
+def test_questions_that_turn_out_long_leave_a_worker_to_short_ones() -> None:
+    """Six batches whose prompts are prefilled a token a step take seconds each; a kernel takes milliseconds."""
+    async def tried() -> None:
+        limits = replace(LIMITS, brief_seconds=0.4)
+        async with WorkerPool(limits) as pool:
+            assert (await pool.run("infer", {"model": "qwen3-0.6b", "gpu": "h200_sxm"})).status == 200
+            asked = [asyncio.create_task(pool.run("infer", {**SLOW, "batch": at + 1})) for at in range(6)]
+            await asyncio.sleep(0.1)
+            started = time.monotonic()
+            assert (await pool.run("kernel", KERNEL)).status == 200  # behind six that are brief until they are not
+            assert time.monotonic() - started < 6 * limits.brief_seconds
+            started = time.monotonic()
+            assert (await pool.run("kernel", KERNEL)).status == 200
+            assert time.monotonic() - started < limits.brief_seconds
+            for task in asked:
+                task.cancel()
+            assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 0
+
+    asyncio.run(tried())
 
 
 def test_a_worker_that_ends_is_replaced() -> None:
@@ -241,12 +327,15 @@ def test_a_worker_that_ends_is_replaced() -> None:
                 await asked
             assert error.value.status_code == 503 and error.value.headers == {"Retry-After": "2"}
             assert (await pool.run("kernel", KERNEL)).status == 200
-            stopped = asyncio.create_task(pool.run("simulate", LONG))
-            await asyncio.sleep(0.3)
-            stopped.cancel()  # whoever asked went away
-            with pytest.raises(asyncio.CancelledError):
-                await stopped
-            assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 3
+            (worker,) = pool.workers
+            for question, words in (("simulate", LONG), ("infer", SLOW), ("simulate", LONG)):
+                stopped = asyncio.create_task(pool.run(question, words))
+                await asyncio.sleep(0.3)
+                stopped.cancel()  # whoever asked went away
+                with pytest.raises(asyncio.CancelledError):
+                    await stopped
+                assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 2
+            assert pool.workers == {worker}
 
     asyncio.run(tried())
 
@@ -398,6 +487,46 @@ def test_the_command_serves_until_ctrl_c(server: tuple[str, subprocess.Popen[str
         process.send_signal(2)
         assert process.wait(15) in (0, 130)
     assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_connections_that_wait_are_closed() -> None:
+    """One that says nothing, one that sends its header a byte at a time, the same after an answer; one too many."""
+    limits = replace(LIMITS, header_seconds=0.6, connections=3)
+    bound = listening("127.0.0.1", 0)
+    config = uvicorn.Config(create_app(limits), log_config=None, access_log=False, http=bounded(limits))
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
+    thread.start()
+    while not running.started:
+        time.sleep(0.05)
+
+    def until_closed(opening: bytes, each: bytes) -> float:
+        started = time.monotonic()
+        with socket.create_connection(bound.getsockname()) as one:
+            one.settimeout(0.1)
+            one.sendall(opening)
+            with contextlib.suppress(ConnectionError):
+                while time.monotonic() - started < 5:
+                    with contextlib.suppress(TimeoutError):
+                        if not one.recv(65_536):
+                            break
+                    one.sendall(each)
+        return time.monotonic() - started
+
+    try:
+        page = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+        for opening, each in ((b"", b""), (page, b"A"), (page + b"\r\n", b"G")):
+            assert 0.3 < until_closed(opening, each) < 2.5
+        held = [socket.create_connection(bound.getsockname()) for _ in range(3)]
+        assert until_closed(b"", b"") < 0.5  # the fourth, at once
+        time.sleep(1.0)  # the others are closed by now
+        assert httpx.get(f"http://127.0.0.1:{bound.getsockname()[1]}/").status_code == 200
+        for one in held:
+            one.close()
+    finally:
+        running.should_exit = True
+        thread.join()
+        bound.close()
 
 
 def test_a_port_that_is_taken_is_one_line(run: Any) -> None:

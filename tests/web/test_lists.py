@@ -71,7 +71,7 @@ def test_words_are_those_of_the_bodies_and_name_no_file(client: TestClient) -> N
     assert set(found) == {"kernel", "infer", "simulate", "compare", "plan"}
     for command, words in found.items():
         names = {word["name"] for word in words}
-        assert names == set(BODIES[command].model_fields) - {"config", "name"}
+        assert names == set(BODIES[command].model_fields) - {"config", "hf_quant_config", "name"}
         files = {"calibration", "weights", "server", "trace", "prices", "requests", "plot", "timeline", "requests_out"}
         assert not names & files
         assert all({"name", "flag", "type", "default", "help", "panel", "choices"} <= set(word) for word in words)

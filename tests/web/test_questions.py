@@ -45,6 +45,8 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
               "tpot_mean": 100, "disaggregated": "no", "max_num_seqs": "64", "max_num_batched_tokens": "2048"}),
 ]  # fmt: skip
 
+FILE = {"Content-Type": "application/octet-stream"}
+
 
 def typed(run: Any, command: str) -> Any:
     """What the command prints."""
@@ -95,6 +97,33 @@ def test_what_is_usual_is_left_out(ask: Any) -> None:
     assert "forecast = kc.infer('llama-3.2-1b', 'h200_sxm')" in found["python"]
     kernel = ask("kernel", op="gemm", gpu="h200_sxm", parameters={"m": 8, "n": 8, "k": 8.0, "dtype": "bf16"})
     assert kernel["command"] == "kernelcast kernel gemm --m 8 --n 8 --k 8 --gpu h200_sxm"
+
+
+def test_a_model_by_its_config_and_names_that_models_have(ask: Any, refused: Any, run: Any, tmp_path: Path,
+                                                          monkeypatch: Any) -> None:  # fmt: skip
+    """Slashes and dots in a name, and formats in a file beside the config, as `kernelcast infer FOLDER` reads them."""
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 8,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "hidden_act": "silu",
+              "tie_word_embeddings": False, "max_position_embeddings": 4096}  # fmt: skip
+    beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    monkeypatch.chdir(tmp_path)
+    for name, formats in (("someone/Little-Llama-3.1.v2", None), ("Little.Llama_FP8", beside)):
+        last = name.rpartition("/")[2]
+        more = {"hf_quant_config": formats} if formats else {}
+        found = ask("infer", config=config, name=name, gpu="h200_sxm", batch=4, **more)
+        if formats:
+            Path(last).mkdir()
+            Path(last, "config.json").write_text(json.dumps(config))
+            Path(last, "hf_quant_config.json").write_text(json.dumps(formats))
+            assert found["answer"]["precision"].startswith("fp8")
+        else:
+            Path(f"{last}.json").write_text(json.dumps(config))
+        assert found["answer"]["model"] == last
+        code, out, err = run(*shlex.split(found["command"])[1:], "--json")
+        assert code == 0, err
+        assert json.loads(out) == found["answer"]
+    for name in ("config", "../up", "a/../b", "/etc/passwd", "a/b/c", ".hidden", "x y"):
+        assert "name" in refused(422, "infer", config=config, name=name, gpu="h200_sxm")
 
 
 def test_a_model_by_its_config(ask: Any, refused: Any, run: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -183,7 +212,7 @@ def test_diagnose_is_the_commands(client: TestClient, run: Any, monkeypatch: Any
     monkeypatch.chdir(folder)
     for name, words in (("planted_faults.json.gz", "gpu=h200_sxm&dtype=bf16"), ("planted_waves.json.gz", ""),
                         ("ncu_metrics.csv", "gpu=h200_sxm")):  # fmt: skip
-        response = client.post(f"/api/v1/diagnose?filename={name}&{words}", content=(folder / name).read_bytes())
+        response = client.post(f"/api/v1/diagnose?filename={name}&{words}", content=(folder / name).read_bytes(), headers=FILE)
         assert response.status_code == 200, response.text
         found = response.json()
         assert typed(run, found["command"]) == found["answer"]
@@ -207,7 +236,7 @@ def test_diagnose_reads_tables_as_the_command_does(client: TestClient, run: Any,
         path = tmp_path / f"t.{ending}"
         code, out, err = run("diagnose", path, "--gpu", "h200_sxm", "--json")
         assert code == 0, err
-        response = client.post(f"/api/v1/diagnose?filename=t.{ending}&gpu=h200_sxm", content=path.read_bytes())
+        response = client.post(f"/api/v1/diagnose?filename=t.{ending}&gpu=h200_sxm", content=path.read_bytes(), headers=FILE)
         assert response.status_code == 200, response.text
         assert response.json()["answer"] == json.loads(out), ending
 
@@ -235,7 +264,7 @@ def test_diagnose_reads_tables_as_the_command_does(client: TestClient, run: Any,
 )  # fmt: skip
 def test_diagnose_refuses(client: TestClient, name: str, content: bytes, said: str) -> None:
     where = "" if "gpu" in said else "&gpu=h200_sxm"
-    response = client.post(f"/api/v1/diagnose?filename={name}{where}", content=content)
+    response = client.post(f"/api/v1/diagnose?filename={name}{where}", content=content, headers=FILE)
     assert response.status_code == 422, response.text
     assert said in problem_of(response)
 
@@ -244,5 +273,5 @@ def test_diagnose_refuses_a_bomb(client: TestClient) -> None:
     import gzip
 
     bomb = gzip.compress(b" " * 64 * 2**20)  # 64 MiB in 64 KiB; 8 may be unpacked here
-    response = client.post("/api/v1/diagnose?filename=t.json.gz&gpu=h20", content=bomb)
+    response = client.post("/api/v1/diagnose?filename=t.json.gz&gpu=h20", content=bomb, headers=FILE)
     assert response.status_code == 422 and "decompressed" in problem_of(response)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,17 +31,26 @@ def load_trace(path: Path) -> dict[str, Any]:
     return parse_trace(path.read_bytes(), path)
 
 
-def parse_trace(raw: bytes, path: Path, max_bytes: int | None = None) -> dict[str, Any]:
+def parse_trace(
+    raw: bytes, path: Path, max_bytes: int | None = None, max_events: float = math.inf
+) -> dict[str, Any]:
     """The same of a file's bytes; ``max_bytes``: the most it may have decompressed."""
     try:
         text = (_decompressed(raw, path, max_bytes) if raw[:2] == _GZIP else raw).decode(errors="replace")
-        content = json.loads(text)
+        if (events := text.count('"ph"')) <= max_events:  # as objects they take ten times the memory
+            content = json.loads(text)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise KernelcastError(f"{path}: the compressed file is damaged or truncated") from None
     except json.JSONDecodeError as error:
         raise KernelcastError(f"{path}: not JSON: {error.msg} in line {error.lineno}") from None
     except RecursionError:
         raise KernelcastError(f"{path}: not a Chrome trace: lists are nested too deep") from None
+    except KernelcastError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise KernelcastError(f"{path}: not a Chrome trace: {error}") from None
+    if events > max_events:
+        raise KernelcastError(f"{path}: a trace may have {max_events:,} events here, not {events:,}: record fewer steps")
     if isinstance(content, list):
         content = {"traceEvents": content}
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):

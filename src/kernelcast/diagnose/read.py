@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,19 @@ _GPU_FILE = ".toml"  # a value with this ending names a file to the library
 _HEAD_BYTES = 1 << 20  # in which ncu's header must be
 
 
+@dataclass(frozen=True)
+class FileLimits:
+    """Of a file that somebody sent; a file of this machine has none."""
+
+    unpacked_bytes: int
+    rows: int  # of a table
+    events: int  # of a trace; lines of a CSV of Nsight Compute, which has many a kernel
+
+    def check_rows(self, path: Path, rows: int) -> None:
+        if rows > self.rows:
+            raise KernelcastError(f"{path}: a table may have {self.rows:,} rows here, not {rows:,}")
+
+
 def read_measured(path: Path, gpu: Gpu | None = None) -> tuple[Profile, Gpu]:
     """The measured calls and the GPU: ``gpu``, else the GPU that the file names."""
     if not path.exists():
@@ -52,48 +66,49 @@ def read_measured(path: Path, gpu: Gpu | None = None) -> tuple[Profile, Gpu]:
     return _read(path, path.read_bytes, columns, gpu, None)
 
 
-def read_bytes(content: bytes, name: str, gpu: Gpu | None, max_bytes: int) -> tuple[Profile, Gpu]:
-    """The same from memory: no file is opened, whatever the content names. ``name``: of the file; ``max_bytes``: the
-    most it may have decompressed."""
+def read_bytes(content: bytes, name: str, gpu: Gpu | None, limits: FileLimits) -> tuple[Profile, Gpu]:
+    """The same from memory: no file is opened, whatever the content names. ``name``: of the file."""
     path = Path(Path(name.replace("\\", "/")).name)
 
     def parsed() -> Columns:
-        columns = _PARSERS[path.suffix.lower()](content, path, max_bytes)
+        columns = _PARSERS[path.suffix.lower()](content, path, limits)
         if "op" not in columns:
             raise KernelcastError(f"{path}: a table of calls needs a column 'op'; this has {', '.join(columns)[:500]}")
         return columns
 
-    return _read(path, lambda: content, parsed, gpu, max_bytes)
+    return _read(path, lambda: content, parsed, gpu, limits)
 
 
 def _read(
-    path: Path, content: Callable[[], bytes], columns: Callable[[], Columns], gpu: Gpu | None, max_bytes: int | None
+    path: Path, content: Callable[[], bytes], columns: Callable[[], Columns], gpu: Gpu | None, limits: FileLimits | None
 ) -> tuple[Profile, Gpu]:
     """Read a file by its suffix and header."""
     ending = path.suffix.lower()
     if ending in _TRACES:
-        trace = parse_trace(content(), path, max_bytes)
-        gpu = gpu or _named_gpu(path, gpu_name(trace), max_bytes)
+        trace = parse_trace(content(), path, *((limits.unpacked_bytes, limits.events) if limits else ()))
+        gpu = gpu or _named_gpu(path, gpu_name(trace), limits)
         return _trace_profile(trace, gpu, path), gpu
     if ending not in ENDINGS:
         formats = "a torch.profiler trace (.json, .json.gz), a CSV of ncu, or a table"
         raise KernelcastError(f"{path}: unknown format; it should be {formats} ({', '.join(ENDINGS)})")
     if ending == ".csv" and has_ncu_header(content()[:_HEAD_BYTES].decode(errors="replace")):
+        if limits and (lines := content().count(b"\n")) > limits.events:
+            raise KernelcastError(f"{path}: a CSV of ncu may have {limits.events:,} lines here, not {lines:,}")
         text = content().decode("utf-8-sig", errors="replace")
-        return ncu_profile(text, path), gpu or _named_gpu(path, "", max_bytes)
+        return ncu_profile(text, path), gpu or _named_gpu(path, "", limits)
     profile = table_profile(columns(), path)
-    if max_bytes is not None:
+    if limits:
         _refuse_files(profile, path)
-    gpu = gpu or _named_gpu(path, profile.gpu_name, max_bytes)
+    gpu = gpu or _named_gpu(path, profile.gpu_name, limits)
     _refuse_too_fast(profile, gpu, path)
     return profile, gpu
 
 
-def _named_gpu(path: Path, name: str, max_bytes: int | None) -> Gpu:
-    """The GPU that a file names; content that was sent (``max_bytes``) may not name a GPU's file."""
+def _named_gpu(path: Path, name: str, limits: FileLimits | None) -> Gpu:
+    """The GPU that a file names; content that was sent (``limits``) may not name a GPU's file."""
     if not name:
         raise KernelcastError(f"which GPU? {path} does not say; give `gpu`, as in h200_sxm")
-    if max_bytes is not None and name.endswith(_GPU_FILE):
+    if limits and name.endswith(_GPU_FILE):
         raise hardware.unknown_gpu(name)
     return hardware.gpu(name)
 
@@ -184,8 +199,9 @@ def _float(cells: Mapping[str, Any], name: str) -> float | None:
 # ---- tables from memory, where the library may open no file ----
 
 
-def _csv_columns(content: bytes, path: Path, _: int) -> Columns:
+def _csv_columns(content: bytes, path: Path, limits: FileLimits) -> Columns:
     """Typed by the whole column, as ``files`` does it: one odd cell makes it text."""
+    limits.check_rows(path, content.count(b"\n") - 1)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -224,7 +240,8 @@ def _number(cell: str) -> float:
     return float(cell)
 
 
-def _jsonl_columns(content: bytes, path: Path, _: int) -> Columns:
+def _jsonl_columns(content: bytes, path: Path, limits: FileLimits) -> Columns:
+    limits.check_rows(path, content.count(b"\n"))
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
@@ -246,7 +263,7 @@ def _jsonl_columns(content: bytes, path: Path, _: int) -> Columns:
     return columns
 
 
-def _parquet_columns(content: bytes, path: Path, max_bytes: int) -> Columns:
+def _parquet_columns(content: bytes, path: Path, limits: FileLimits) -> Columns:
     """DuckDB reads it from a file in memory, which has no name on any disk."""
     if not hasattr(os, "memfd_create"):
         raise KernelcastError(f"{path}: Parquet is read in memory on Linux alone; give the table as CSV or JSON lines")
@@ -254,7 +271,7 @@ def _parquet_columns(content: bytes, path: Path, max_bytes: int) -> Columns:
     try:
         with os.fdopen(os.dup(memory), "wb") as file:
             file.write(content)
-        with opened_parquet(Path(f"/proc/self/fd/{memory}"), path, max_bytes) as table:
+        with opened_parquet(Path(f"/proc/self/fd/{memory}"), path, limits.unpacked_bytes, limits.rows) as table:
             return table.columns(*_MORE)
     finally:
         os.close(memory)

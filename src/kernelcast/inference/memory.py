@@ -182,6 +182,18 @@ def largest_batch(deployment: Deployment, workload: Workload) -> int:
     return _largest(fits)
 
 
+def largest_input(deployment: Deployment, workload: Workload) -> int:
+    """The longest prompt that as many requests of such outputs may have: by memory, and by the model's context."""
+    workload = workload.on(deployment)
+    count, outputs = len(workload.inputs), max(workload.outputs)
+
+    def fits(lengths: Ints) -> NDArray[np.bool_]:
+        cache = count * cache_bytes(deployment, lengths + outputs)
+        return np.asarray(_held(deployment, cache, count * lengths, workload.chunk, count).fits)
+
+    return max(0, min(_largest(fits), deployment.model.max_context - outputs))
+
+
 def _largest(fits: Callable[[Ints], NDArray[np.bool_]]) -> int:
     """The largest number that fits, by doubling and then by ever finer steps; 0 when none does."""
     powers = 1 << np.arange(41, dtype=np.int64)

@@ -202,9 +202,14 @@ def _at_path(path: Path) -> tuple[str, dict[str, Any]]:
 def _checkpoint(file: Path) -> dict[str, Any]:
     """A config.json; older exports of Model-Optimizer say the formats in a file beside it."""
     config, beside = _read(file), file.with_name("hf_quant_config.json")
-    if "quantization_config" in config or file.name != "config.json" or not beside.is_file():
+    return with_formats(config, _read(beside)) if file.name == "config.json" and beside.is_file() else config
+
+
+def with_formats(config: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
+    """``config`` with the formats that the file beside it says, where it says none itself."""
+    if "quantization_config" in config:
         return config
-    return {**config, "quantization_config": {"quant_method": "modelopt", **_read(beside).get("quantization", {})}}
+    return {**config, "quantization_config": {"quant_method": "modelopt", **beside.get("quantization", {})}}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -90,10 +90,19 @@ class InferQuestion(PrefillWorkers, EngineLimits, ClusterParameters, shared.Pred
     def answer(self) -> Inference | Disaggregated:
         """The batch, forecast; with ``prefill_workers``, both pools of workers."""
         from kernelcast.inference.infer import infer
-        from kernelcast.inference.workload import with_images
 
         if self.disaggregated:
             return self._answer_disaggregated()
+        deployment, workload = self.batch_of()
+        result = infer(deployment, workload, self.conditions)
+        if self.gpu_memory_utilization is not None:
+            self._check_room(deployment, result.memory)
+        return result
+
+    def batch_of(self) -> tuple[Deployment, Workload]:
+        """What runs where, before it is forecast."""
+        from kernelcast.inference.workload import with_images
+
         deployment = self._deployment(
             shared.resolve_model(self.model), shared.resolve_gpu(self.gpu, self.set, self.power_cap)
         )
@@ -101,10 +110,7 @@ class InferQuestion(PrefillWorkers, EngineLimits, ClusterParameters, shared.Pred
         if self.images:
             workload = with_images(workload, deployment, self.images, self.image_size)
         self._check_limits(deployment, workload)
-        result = infer(deployment, workload, self.conditions)
-        if self.gpu_memory_utilization is not None:
-            self._check_room(deployment, result.memory)
-        return result
+        return deployment, workload
 
     def _answer_disaggregated(self) -> Disaggregated:
         from kernelcast.inference.disaggregated import PhaseWorkers, infer_disaggregated

@@ -47,7 +47,7 @@ def create_app(limits: Limits | None = None, hosts: Iterable[str] = ()) -> FastA
         running: ForecastService = app.state.service
         return running
 
-    add_handlers(app)
+    add_handlers(app, _STATIC / "index.html")
     for router in routers(service, limits):
         app.include_router(router)
     _add_pages(app)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from kernelcast.app.questions.parameters import CommandParameter
-from kernelcast.app.web.parameters import QUESTIONS, TEXT_CHARS, type_of, web_parameters
+from kernelcast.app.web.parameters import GPU_IDS, QUESTIONS, TEXT_CHARS, choice, type_of, web_parameters
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import REGISTRY, parameters_of
 from kernelcast.ops.base import Parameter
@@ -16,6 +17,8 @@ from kernelcast.stacks.engine_flags import canonical_names
 
 _PARAMETERS, _LENGTHS = 64, 4096  # of an op; of a list of lengths
 _LAYERS, _LARGEST, _LONGEST = 1024, 2**40, 8192  # of a model's config: layers, any number, any list
+Degree = Annotated[int, Field(strict=True, ge=1, le=1024)]  # of parallelism
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")  # of a model
 _REQUIRED = ("gpu", "gpus")  # by every question that has it, whatever the command line's default
 _EXAMPLES: Mapping[str, dict[str, Any]] = {
     "kernel": {"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 4096, "n": 4096, "k": 4096}},
@@ -49,7 +52,11 @@ def _bounded(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _not_a_folder(name: str) -> str:
+def _last(name: str) -> str:
+    """A name as of Hugging Face, without who published it."""
+    name = name.rpartition("/")[2].removesuffix(".json")
+    if not _NAME.fullmatch(name):
+        raise KernelcastError("name: letters, digits, '.', '_' and '-', the first a letter or a digit, at most 96")
     if name == "config":  # the command line calls a config.json by its folder
         raise KernelcastError("name: a model by its config needs a name other than 'config'")
     return name
@@ -58,11 +65,15 @@ def _not_a_folder(name: str) -> str:
 Config = Annotated[dict[str, Any], AfterValidator(_bounded)]
 ConfigName = Annotated[
     str,
-    StringConstraints(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"),
-    AfterValidator(_not_a_folder),
+    StringConstraints(strict=True, max_length=TEXT_CHARS, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    AfterValidator(_last),
 ]
 _CONFIG: dict[str, Any] = {
     "config": (Config | None, Field(None, description="a Hugging Face config.json, in place of a model's name")),
+    "hf_quant_config": (
+        Config | None,
+        Field(None, description="the file of this name beside a config.json, which says the formats (Model-Optimizer)"),
+    ),
     "name": (ConfigName, Field("my-model", description="what a model that is given by its config is called")),
 }
 Value = (
@@ -124,6 +135,33 @@ def _body(command: str) -> type[QuestionBody]:
 
 
 BODIES: Mapping[str, type[QuestionBody]] = {command: _body(command) for command in QUESTIONS}
+
+
+class CurveCase(BaseModel):
+    """What a curve has of its own; the rest is the question's."""
+
+    model_config = ConfigDict(extra="forbid")
+    gpu: choice("gpu", GPU_IDS) | None = None  # type: ignore[valid-type]
+    tp: Degree | None = None
+    pp: Degree | None = None
+    dp: Degree | None = None
+    ep: Degree | None = None
+
+
+class CurvesBody(BODIES["infer"]):  # type: ignore[misc, valid-type]
+    """A static batch at many sizes, on several GPUs or layouts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**_EXAMPLES["infer"], "cases": [{"tp": 1}, {"tp": 2}],
+                                                               "vary": "batch", "sizes": [1, 4, 16]}]})  # fmt: skip
+    cases: list[CurveCase] = Field(min_length=1, max_length=16, description="a curve each: what differs there")
+    vary: Literal["batch", "input_len"] = Field("batch", description="what the curves are over")
+    sizes: list[Annotated[int, Field(strict=True, ge=1, le=16_777_216)]] = Field(
+        min_length=1, max_length=32, description="the points of each curve"
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        cases = [case.model_dump(exclude_none=True) for case in self.cases]
+        return {**super().arguments(), "cases": cases, "vary": self.vary, "sizes": self.sizes}
 
 
 def op_schema(op: str) -> dict[str, Any]:

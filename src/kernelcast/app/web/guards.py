@@ -10,7 +10,7 @@ import json
 import math
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +27,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-UPLOAD_PATH = "/api/v1/diagnose"
+UPLOAD_PATH, UPLOAD_TYPE = "/api/v1/diagnose", b"application/octet-stream"
 _HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
@@ -41,7 +41,9 @@ _HEADERS = {
 _SECURE = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
 _MAX_DEPTH = 64  # levels of lists and objects; a model's config.json has four
 _MAX_DIGITS = 40  # of a whole number; larger ones are no count of anything
-_STRINGS, _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(rb"[\[\]{}]")
+_MAX_VALUES = 65_536  # entries of all lists and objects of a body
+# a string with its end, or, where it has none, the rest: it never goes back, so that it takes linear time
+_STRINGS, _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL), re.compile(rb"[\[\]{}]")
 
 
 class Refused(Problem):
@@ -103,14 +105,25 @@ class Guards:
             raise Refused(429, f"{self.under_way} requests are in progress; try again in a moment", retry_s=2)
         if scope["path"] == UPLOAD_PATH and self.uploads >= self.limits.uploads:
             raise Refused(429, f"{self.uploads} uploads are in progress; try again in a moment", retry_s=2)
-        # a page of another site may send simple requests: browsers name the site
-        if headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and scope["method"] != "GET":
-            raise Refused(403, "requests from pages of other sites are refused")
+        if scope["method"] not in ("GET", "HEAD"):
+            self._check_sender(scope["path"], headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise Refused(400, "Content-Length is not a number")
         if int(length[:20]) > self._max_bytes(scope):
             raise Refused(413, self._too_large(scope))
+
+    @staticmethod
+    def _check_sender(path: str, headers: Mapping[bytes, bytes]) -> None:
+        """A page of another site may send simple requests; browsers name the site, and ask before they send bytes."""
+        host, origin = headers.get(b"host", b"").lower(), headers.get(b"origin")
+        other = origin is not None and origin.lower().partition(b"://")[2] != host
+        if other or headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site"):
+            raise Refused(403, "requests from pages of other sites are refused")
+        media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if path == UPLOAD_PATH and media_type != UPLOAD_TYPE:
+            said = media_type.decode("latin-1")[:100] or "of no type"
+            raise Refused(415, f"a file is sent as {UPLOAD_TYPE.decode()}, not {said}")
 
     def _max_bytes(self, scope: MutableMapping[str, Any]) -> int:
         return self.limits.upload_bytes if scope["path"] == UPLOAD_PATH else self.limits.body_bytes
@@ -194,11 +207,15 @@ def strict_json(raw: bytes) -> Any:
 
 
 def _depth(raw: bytes) -> int:
-    """How deep lists and objects are nested."""
-    if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
+    """How deep lists and objects are nested; a 400 ``Problem`` where there are too many of them to look."""
+    opened = raw.count(b"[") + raw.count(b"{")
+    if opened <= _MAX_DEPTH and raw.count(b",") <= _MAX_VALUES:
         return 0
+    raw = _STRINGS.sub(b"", raw)
+    if sum(map(raw.count, (b"[", b"{", b","))) > _MAX_VALUES:
+        raise Problem(400, f"JSON may have {_MAX_VALUES:,} values here")
     depth = deepest = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", raw)):
+    for bracket in _BRACKETS.findall(raw):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     return deepest

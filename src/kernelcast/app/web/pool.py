@@ -1,4 +1,5 @@
-"""Worker processes that are kept warm: one task at a time each, killed when it takes too long, and replaced.
+"""Worker processes that are kept warm: one task at a time each, which they leave when it takes too long or when nobody
+waits for it any more; one that does not is killed, and replaced.
 
 An executor of ``concurrent.futures`` does not do: it breaks as a whole when one of its processes is killed.
 """
@@ -7,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelcast.app.web.limits import HEAVY, Limits
+from kernelcast.app.web.limits import HEAVY, RESTARTED, WORKER_LIMITS, Limits
 from kernelcast.app.web.problems import Problem
 from kernelcast.app.web.worker import pack, receive
 
@@ -44,11 +46,16 @@ class _WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
 
-    async def call(self, header: Mapping[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        source, target = self.process.stdout, self.process.stdin
-        assert source is not None and target is not None
+    def send(self, header: Mapping[str, Any], payload: bytes = b"") -> asyncio.StreamWriter:
+        target = self.process.stdin
+        assert target is not None
         target.write(pack(dict(header), payload))
-        await target.drain()
+        return target
+
+    async def call(self, header: Mapping[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        await self.send(header, payload).drain()
+        source = self.process.stdout
+        assert source is not None
         return await receive(source)
 
 
@@ -65,6 +72,7 @@ class WorkerPool:
 
     def __post_init__(self) -> None:
         self._heavy = asyncio.Semaphore(self.limits.heavy_at_once)
+        self._numbers = itertools.count(1)  # of questions
         self._waiting = {True: 0, False: 0}  # tasks that wait for a worker: heavy, light
 
     async def __aenter__(self) -> WorkerPool:
@@ -83,45 +91,74 @@ class WorkerPool:
 
     async def run(self, task: str, arguments: Mapping[str, Any], payload: bytes = b"") -> WorkerReply:
         """The answer of the next free worker; a ``Problem`` where there is none, or none in time."""
-        async with self._free_worker(task in HEAVY) as worker:
-            seconds = self.limits.seconds.get(task, self.limits.seconds["list"])
+        seconds, brief_s = self.limits.seconds.get(task, self.limits.seconds["list"]), self.limits.brief_seconds
+        restarted = task in RESTARTED and seconds > brief_s
+        if restarted:  # so that a few of them cannot keep every worker from the short ones
+            with contextlib.suppress(TimeoutError):
+                return await self._asked(task, arguments, payload, brief_s, heavy=False)
+        try:
+            return await self._asked(task, arguments, payload, seconds, heavy=restarted or task in HEAVY)
+        except TimeoutError:
+            raise Problem(504, f"this takes longer than {seconds:g} s, the limit of {task}: request less, "
+                               "or use the command line, which has no limit") from None  # fmt: skip
+
+    async def _asked(
+        self, task: str, arguments: Mapping[str, Any], payload: bytes, seconds: float, *, heavy: bool
+    ) -> WorkerReply:
+        """The answer of a worker; ``TimeoutError`` after so many seconds of its time."""
+        async with contextlib.AsyncExitStack() as held:
+            worker = await self._free_worker(heavy, held)
+            number = next(self._numbers)
+            header = {"task": task, "arguments": arguments, "number": number}
+            asked = asyncio.ensure_future(worker.call(header, payload))
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
                 async with asyncio.timeout(seconds):
-                    header, body = await worker.call({"task": task, "arguments": arguments}, payload)
-            except TimeoutError:
-                self._replace(worker)
-                raise Problem(504, f"this takes longer than {seconds:g} s, the limit of {task}: request less, "
-                                   "or use the command line, which has no limit") from None  # fmt: skip
+                    header, body = await asyncio.shield(asked)
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._replace(worker)
                 raise Problem(503, "the worker ended before its answer (out of memory?)", retry_s=2) from None
-            except BaseException:  # the client is gone
-                self._replace(worker)
+            except BaseException:  # too long, or the client is gone: whoever is next waits for this worker
+                self._spawn(self._stopped(worker, asked, number, held.pop_all()))
                 raise
-            if header["retires"]:
+            self._free(worker, header)
+            return WorkerReply(int(header["status"]), body)
+
+    async def _stopped(
+        self, worker: _WorkerProcess, asked: asyncio.Future[Any], number: int, held: contextlib.AsyncExitStack
+    ) -> None:
+        """Have a worker leave a question, which keeps it warm; it is killed only if it does not."""
+        async with held:
+            try:
+                worker.send({"cancel": number})
+                async with asyncio.timeout(self.limits.stop_seconds):
+                    header, _ = await asked
+            except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
                 self._replace(worker)
             else:
-                self._idle.put_nowait(worker)
-        return WorkerReply(int(header["status"]), body)
+                self._free(worker, header)
 
-    @contextlib.asynccontextmanager
-    async def _free_worker(self, heavy: bool) -> AsyncIterator[_WorkerProcess]:
-        """The next idle worker; long tasks leave one to short ones."""
+    def _free(self, worker: _WorkerProcess, header: Mapping[str, Any]) -> None:
+        if header["retires"]:
+            self._replace(worker)
+        else:
+            self._idle.put_nowait(worker)
+
+    async def _free_worker(self, heavy: bool, held: contextlib.AsyncExitStack) -> _WorkerProcess:
+        """The next idle worker; long tasks leave one to short ones, until ``held`` ends."""
         waiting = self._waiting[heavy]
         if waiting >= (self.limits.heavy_waiting if heavy else self.limits.light_waiting):
             raise Problem(429, f"{waiting} questions wait already; try again in a moment", retry_s=2)
-        async with contextlib.AsyncExitStack() as held:
-            self._waiting[heavy] += 1
-            try:
-                async with asyncio.timeout(self.limits.waiting_seconds):
-                    if heavy:
-                        await held.enter_async_context(self._heavy)
-                    worker = await self._alive()
-            except TimeoutError:
-                raise Problem(503, "all workers are busy; try again in a moment", retry_s=5) from None
-            finally:
-                self._waiting[heavy] -= 1
-            yield worker
+        self._waiting[heavy] += 1
+        try:
+            async with asyncio.timeout(self.limits.waiting_seconds):
+                if heavy:
+                    await held.enter_async_context(self._heavy)
+                return await self._alive()
+        except TimeoutError:
+            raise Problem(503, "all workers are busy; try again in a moment", retry_s=5) from None
+        finally:
+            self._waiting[heavy] -= 1
 
     async def _alive(self) -> _WorkerProcess:
         """The next idle worker; a worker that ended meanwhile is replaced."""
@@ -155,8 +192,7 @@ class WorkerPool:
             worker = _WorkerProcess(process)
             self.workers.add(worker)
             try:
-                await worker.call({name: getattr(self.limits, name) for name in
-                                   ("worker_bytes", "worker_keep_bytes", "unpacked_bytes")})  # fmt: skip
+                await worker.call({name: getattr(self.limits, name) for name in WORKER_LIMITS})
             except (asyncio.IncompleteReadError, ConnectionError):
                 await self._ended(worker)
                 await asyncio.sleep(delay_s)

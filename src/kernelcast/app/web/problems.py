@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
 MEDIA_TYPE = "application/problem+json"
 _DETAIL_CHARS = 2000
@@ -46,11 +47,13 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, 
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, MEDIA_TYPE)
 
 
-def add_handlers(app: FastAPI) -> None:
-    """All that a route may raise, as problems."""
+def add_handlers(app: FastAPI, page: Path) -> None:
+    """All that a route may raise, as problems; ``page``: what a browser gets for an address that is none."""
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
+        if error.status_code == 404 and _for_people(request):
+            return FileResponse(page, 404, {"Cache-Control": "no-store"})
         return problem(error.status_code, _detail(request, error), error.headers)
 
     async def of_validation(request: Request, error: Exception) -> Response:
@@ -60,6 +63,12 @@ def add_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(StarletteHTTPException, of_http)
     app.add_exception_handler(RequestValidationError, of_validation)
+
+
+def _for_people(request: Request) -> bool:
+    """An address that was typed or followed, beside the API and the page's files."""
+    asked = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    return asked and not request.url.path.startswith(("/api/", "/static/"))
 
 
 def _detail(request: Request, error: StarletteHTTPException) -> str:

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from kernelcast.app.web.bodies import BODIES, QuestionBody
+from kernelcast.app.web.bodies import BODIES, CurvesBody, QuestionBody
 from kernelcast.app.web.guards import StrictRoute
-from kernelcast.app.web.limits import HEAVY, Limits
+from kernelcast.app.web.limits import Limits
 from kernelcast.app.web.parameters import GPU_IDS, OPS, choice, text
 from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem, documented
@@ -31,6 +31,7 @@ _FILE_NAME = r"^[^/\\\x00-\x1f-][^/\\\x00-\x1f]*$"  # no path, and nothing that 
 _ABOUT = {
     "kernel": ("One kernel call", "Its time, what limits it, and what the best kernel would reach."),
     "infer": ("One static batch of a language model", "How fast it runs, what takes the time, and whether it fits."),
+    "curves": ("A batch at many sizes", "Curves over batch or prompt length, one a GPU or layout; a point is one infer."),
     "simulate": ("A served model under load", "Latencies, throughput, and what binds."),
     "compare": ("A model on many GPUs", "Each at its best layout, batch and format, in order."),
     "plan": ("The cheapest GPUs that keep latency goals", "Which, how many, and how to run a model on them."),
@@ -54,6 +55,37 @@ class LoadOverTime(BaseModel):
 
 class SimulationEnvelope(Envelope):
     over_time: LoadOverTime
+
+
+class WhatFits(BaseModel):
+    largest_batch: int = Field(description="of such requests")
+    largest_input_len: int = Field(description="of the prompts of such a batch")
+
+
+class PartKernel(BaseModel):
+    """The longest kernel of a part, in the first pass of prefill or the middle one of decode."""
+
+    phase: str
+    part: str
+    op: str
+    parameters: dict[str, Any]
+    time_s: float
+
+
+class Cost(BaseModel):
+    usd_per_gpu_hour: float
+    usd_per_hour: float
+    usd_per_million_tokens: float
+    date: str = Field(description="when the price was read")
+
+
+class InferEnvelope(Envelope):
+    fits: WhatFits
+    kernels: list[PartKernel]
+    cost: Cost | None = Field(description="null where the GPU has no list price")
+
+
+_ENVELOPES = {"simulate": SimulationEnvelope, "infer": InferEnvelope}
 
 
 class ForecastService:
@@ -121,10 +153,10 @@ async def _gone(request: Request) -> None:
 
 
 def add_questions(router: APIRouter, service: GetService) -> None:
-    """POST /kernel, /infer, /simulate, /compare, /plan."""
-    for command, body in BODIES.items():
+    """POST /kernel, /infer, /curves, /simulate, /compare, /plan."""
+    for command, body in {**BODIES, "curves": CurvesBody}.items():
         summary, description = _ABOUT[command]
-        model = SimulationEnvelope if command == "simulate" else Envelope
+        model = _ENVELOPES.get(command, Envelope)
         router.add_api_route(
             f"/{command}",
             _handler(command, body, service),
@@ -142,8 +174,7 @@ def add_questions(router: APIRouter, service: GetService) -> None:
 
 def _handler(command: str, shape: type[QuestionBody], service: GetService) -> Callable[..., Awaitable[Response]]:
     async def forecast(request: Request, body: QuestionBody) -> Response:
-        work = service().answer(command, body.arguments())
-        return await (unless_gone(request, work) if command in HEAVY else work)
+        return await unless_gone(request, service().answer(command, body.arguments()))
 
     forecast.__annotations__ = {"request": Request, "body": shape, "return": Response}
     return forecast
@@ -211,7 +242,7 @@ def add_diagnose(router: APIRouter, service: GetService) -> None:
         description="The body is the file: a torch.profiler trace, a CSV of Nsight Compute, or a table of calls with "
         "measured_us. It is read in memory and not kept.",
         response_class=Response,
-        responses={200: {"model": Envelope}, **documented(400, 408, 413, 422, 429, 503, 504)},
+        responses={200: {"model": Envelope}, **documented(400, 408, 413, 415, 422, 429, 503, 504)},
         openapi_extra={"requestBody": {"required": True, "content": binary}},
     )
     async def diagnose(

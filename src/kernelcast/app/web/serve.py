@@ -21,6 +21,7 @@ def serve(host: str, port: int, limits: Limits, hosts: Sequence[str] = (), *, op
     import uvicorn
 
     from kernelcast.app.web.app import create_app
+    from kernelcast.app.web.connections import bounded
 
     # ``guards`` logs what goes wrong; uvicorn would log requests that Ctrl-C ended, with tracebacks
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
@@ -29,7 +30,7 @@ def serve(host: str, port: int, limits: Limits, hosts: Sequence[str] = (), *, op
     config = uvicorn.Config(
         create_app(limits, [*hosts, *host_names(host)]), log_config=None, access_log=False, server_header=False,
         date_header=False, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S, ws="none",
-        lifespan="on", h11_max_incomplete_event_size=2**16,
+        lifespan="on", h11_max_incomplete_event_size=2**16, http=bounded(limits),
     )  # fmt: skip
     print(f"kernelcast web: {url} (Ctrl-C ends it)", flush=True)
     if opened:

@@ -22,6 +22,7 @@ from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.ops import kernel, kernel_class, parameters_of
 
 if TYPE_CHECKING:
+    from kernelcast.inference.infer import Inference
     from kernelcast.serving.simulate import Simulation
 
 OVER_TIME_POINTS = 400
@@ -34,6 +35,7 @@ _LATER = (
     "kernelcast.diagnose.read",
     "kernelcast.app.report.diagnose",
 )
+OWN_MODEL = ("config", "hf_quant_config", "name")
 Arguments = dict[str, Any]
 Limits = Mapping[str, Any]
 Task = Callable[[Arguments, bytes, Limits], Any]
@@ -56,8 +58,48 @@ def _kernel(arguments: Arguments, _: bytes, __: Limits) -> Any:
 
 def _infer(question: Any, _: Arguments) -> dict[str, Any]:
     from kernelcast.app.report.infer import fields
+    from kernelcast.app.web.curves import what_fits
 
-    return {"answer": fields(question.answer())}
+    result = question.answer()
+    return {
+        "answer": fields(result), "fits": what_fits(question), "kernels": part_kernels(result), "cost": _cost(result),
+    }  # fmt: skip
+
+
+def part_kernels(result: Inference) -> list[dict[str, Any]]:
+    """The longest kernel of each part, in the first prefill pass and in the middle decode pass: what to look at."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for phase in ("prefill", "decode"):
+        passes = [each for each in result.passes if each.phase == phase and each.deployment is result.deployment]
+        for each in passes[:1] if phase == "prefill" else passes[len(passes) // 2 :][:1]:
+            for launch, kernel in zip(each.launches, each.kernels, strict=False):  # what is no kernel comes last
+                key, call = (phase, kernel.part), launch.call
+                if kernel.launches and kernel.time_s > found.get(key, {"time_s": 0.0})["time_s"]:
+                    found[key] = {"phase": phase, "part": kernel.part, "op": call.op, "time_s": kernel.time_s,
+                                  "parameters": dict(call.parameters)}  # fmt: skip
+    return list(found.values())
+
+
+def _cost(result: Inference) -> dict[str, Any] | None:
+    """Dollars of the run's tokens at the price of its GPU, as `kernelcast compare` counts them; None without a price."""
+    from kernelcast.hardware.prices import read_prices
+
+    price = read_prices().get(result.deployment.gpu.known_as)
+    if price is None or not result.counted_tokens:
+        return None
+    usd_per_hour = price.usd_per_hour * result.deployment.layout.gpus
+    hours = result.total.value / 3600
+    return {"usd_per_gpu_hour": price.usd_per_hour, "usd_per_hour": usd_per_hour, "date": price.date,
+            "usd_per_million_tokens": usd_per_hour * hours / result.counted_tokens * 1e6}  # fmt: skip
+
+
+def _curves(arguments: Arguments, _: bytes, __: Limits) -> Any:
+    from kernelcast.app.web.curves import curves
+
+    own = (*OWN_MODEL, "cases", "vary", "sizes")
+    question, shown = _asked("infer", {name: value for name, value in arguments.items() if name not in own}, arguments)
+    found = curves(question, shown, arguments["cases"], arguments["vary"], arguments["sizes"])
+    return {"command": found.pop("command"), "python": "", "answer": found}
 
 
 def _simulate(question: Any, _: Arguments) -> dict[str, Any]:
@@ -86,14 +128,15 @@ def _diagnose(arguments: Arguments, content: bytes, limits: Limits) -> Any:
     """A measured run from its bytes, which are not kept."""
     from kernelcast.app.report.diagnose import fields
     from kernelcast.diagnose.diagnose import diagnose
-    from kernelcast.diagnose.read import read_bytes
+    from kernelcast.diagnose.read import FileLimits, read_bytes
     from kernelcast.hardware import gpu
 
     filename, gpu_id, dtype = arguments["filename"], arguments.get("gpu"), arguments.get("dtype")
     if not content:
         raise KernelcastError(f"{filename} is empty")
     given = gpu(gpu_id) if gpu_id else None
-    profile, measured_on = read_bytes(content, filename, given, limits["unpacked_bytes"])
+    sizes = FileLimits(limits["unpacked_bytes"], limits["file_rows"], limits["file_events"])
+    profile, measured_on = read_bytes(content, filename, given, sizes)
     options = [f"--{name} {arguments[name]}" for name in ("gpu", "dtype") if arguments.get(name)]
     python = [
         "from pathlib import Path", "", "import kernelcast as kc", "from kernelcast.diagnose.diagnose import diagnose",
@@ -135,19 +178,27 @@ def _with_model(command: str, forecast: Callable[[Any, Arguments], dict[str, Any
     """The task of a question about a model; command and Python name a config by its file."""
 
     def task(arguments: Arguments, _: bytes, __: Limits) -> Any:
-        given = {name: value for name, value in arguments.items() if name not in ("config", "name")}
-        if ("config" in arguments) == ("model" in arguments):
-            raise KernelcastError("which model? give a name of GET /api/v1/models, or a config, not both")
-        name = arguments.get("name", "my-model")
-        if "config" in arguments:
-            from kernelcast import models
-
-            given["model"] = models.parse(arguments["config"], name=name)
-        question = QUESTIONS[command](**given)
-        shown = replace(question, model=f"{name}.json") if "config" in arguments else question
+        given = {name: value for name, value in arguments.items() if name not in OWN_MODEL}
+        question, shown = _asked(command, given, arguments)
         return {**forecast(question, arguments), "command": as_command(shown), "python": as_python(shown)}
 
     return task
+
+
+def _asked(command: str, given: Arguments, arguments: Arguments) -> tuple[Any, Any]:
+    """The question, and as it is shown: a config by its file, or by its folder where formats are in a file beside it."""
+    if ("config" in arguments) == ("model" in arguments):
+        raise KernelcastError("which model? give a name of GET /api/v1/models, or a config, not both")
+    if "config" not in arguments:
+        question = QUESTIONS[command](**given)
+        return question, question
+    from kernelcast import models
+    from kernelcast.models.catalogue import with_formats
+
+    name, beside = arguments.get("name", "my-model"), arguments.get("hf_quant_config")
+    config = with_formats(arguments["config"], beside) if beside else arguments["config"]
+    question = QUESTIONS[command](**{**given, "model": models.parse(config, name=name)})
+    return question, replace(question, model=f"./{name}" if beside else f"{name}.json")
 
 
 def _list(make: Callable[..., Any]) -> Task:
@@ -157,6 +208,7 @@ def _list(make: Callable[..., Any]) -> Task:
 TASKS: Mapping[str, Task] = {
     "kernel": _kernel,
     "infer": _with_model("infer", _infer),
+    "curves": _curves,
     "simulate": _with_model("simulate", _simulate),
     "compare": _with_model("compare", _compare),
     "plan": _with_model("plan", _plan),

@@ -1,9 +1,10 @@
 """A worker process: ``python -m kernelcast.app.web.worker``. Reads tasks from standard input, writes answers.
 
-It runs one task at a time and can be killed in the middle of it. It ends when its server does: a thread waits for the
-end of standard input. Before the first task it gives up writing, other files than the program's, processes and
-sockets. Tasks name nothing but ids of catalogues, which is checked long before; this is the second lock: a value that
-reaches a file is stopped where Python opens it (audit events, PEP 578).
+It runs one task at a time, leaves it where the server withdraws it, and can be killed in the middle of it. It ends when
+its server does: a thread waits for the end of standard input. Before the first task it gives up writing, other files
+than the program's, processes and sockets. Tasks name nothing but ids of catalogues, which is checked long before; this
+is a second lock for Python's own calls: a value that reaches a file is stopped where Python opens it (audit events,
+PEP 578). It does not hold code that runs natively; a container does.
 
 Messages are a header of JSON with raw bytes behind it, each with its length.
 """
@@ -12,6 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import functools
+import gc
 import json
 import os
 import queue
@@ -31,6 +35,9 @@ from kernelcast.app.report.json import plain
 from kernelcast.errors import KernelcastError
 
 Message = tuple[dict[str, Any], bytes]
+Reply = tuple[int, bytes]  # HTTP's status, and the answer as JSON or the line that refuses
+_GONE: Reply = (499, b"")  # of a question that was withdrawn
+_TRIMMED_BYTES = 400 << 20  # held after a task: what is free of it goes back to the system
 _LENGTHS = struct.Struct(">IQ")
 _REFUSED = ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "subprocess.Popen", "os.system",
             "os.exec", "os.posix_spawn", "os.spawn", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod",
@@ -81,20 +88,64 @@ def main() -> None:
     from kernelcast.app.web import tasks
 
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(source, inbox), daemon=True).start()
+    turn = _Turn()
+    threading.Thread(target=_listen, args=(source, inbox, turn), daemon=True).start()
     steps = tasks.warm_up()
     next(steps, None)  # what every task needs
-    memory = _PeakMemory()
+    memory = _Memory()
     enter_sandbox(limits["worker_bytes"])
     _write(target, {"ready": True})
     while True:
         header, payload = _next(inbox, steps)
-        status, answer = run_task(header["task"], header["arguments"], payload, limits)
-        retires = memory.peak_bytes > limits["worker_keep_bytes"]
-        _write(target, {"status": status, "retires": retires}, answer)
+        limited = header["task"] == "diagnose"
+        memory.limit(memory.held("VmData") + limits["file_bytes"] if limited else limits["worker_bytes"])
+        work = functools.partial(run_task, header["task"], header["arguments"], payload, limits)
+        status, answer = turn.answer(header["number"], work)
+        memory.limit(limits["worker_bytes"])
+        del payload, work
+        _write(target, {"status": status, "retires": memory.left() > limits["worker_keep_bytes"]}, answer)
+        del answer
 
 
-def run_task(task: str, arguments: dict[str, Any], payload: bytes, limits: dict[str, Any]) -> tuple[int, bytes]:
+class Cancelled(BaseException):
+    """Nobody waits for the answer any more."""
+
+
+class _Turn:
+    """The question that is being answered, which the server may withdraw: a signal then interrupts the main thread."""
+
+    def __init__(self) -> None:
+        self._running = self._withdrawn = 0
+        self._main = threading.main_thread().ident or 0
+        self._signal = getattr(signal, "SIGUSR1", None)  # without one, the server kills this process after a while
+        if self._signal is not None:
+            signal.signal(self._signal, self._interrupt)
+        usual = sys.unraisablehook
+        sys.unraisablehook = lambda event: None if event.exc_type is Cancelled else usual(event)
+
+    def answer(self, number: int, work: Callable[[], Reply]) -> Reply:
+        """What the work gives, unless its question is withdrawn."""
+        try:
+            self._running = number
+            reply = work() if self._withdrawn < number else _GONE
+            self._running = 0
+        except Cancelled:
+            return _GONE
+        return reply
+
+    def withdraw(self, number: int) -> None:
+        """From another thread."""
+        self._withdrawn = number
+        if self._signal is not None:
+            signal.pthread_kill(self._main, self._signal)
+
+    def _interrupt(self, *_: object) -> None:
+        if self._running and self._running == self._withdrawn:
+            self._running = 0
+            raise Cancelled
+
+
+def run_task(task: str, arguments: dict[str, Any], payload: bytes, limits: dict[str, Any]) -> Reply:
     """HTTP's status and the answer as JSON; where the question is refused, the line that says why."""
     from kernelcast.app.web import tasks
 
@@ -111,9 +162,13 @@ def run_task(task: str, arguments: dict[str, Any], payload: bytes, limits: dict[
         return 422, f"kernelcast cannot answer this question ({type(error).__name__}: {error})".encode(errors="replace")
 
 
-def _listen(source: BinaryIO, inbox: queue.SimpleQueue[Message]) -> None:
+def _listen(source: BinaryIO, inbox: queue.SimpleQueue[Message], turn: _Turn) -> None:
     while (message := _read(source)) is not None:
-        inbox.put(message)
+        if "cancel" in message[0]:
+            turn.withdraw(message[0]["cancel"])
+        else:
+            inbox.put(message)
+        del message
     os._exit(0)  # the server is gone
 
 
@@ -128,27 +183,44 @@ def _next(inbox: queue.SimpleQueue[Message], steps: Iterator[Callable[[], object
         step()
 
 
-class _PeakMemory:
-    """The most memory that this process ever held. Linux's ``ru_maxrss`` begins with that of the process that started
-    this one; /proc has this process's count, opened before the sandbox closes files."""
+class _Memory:
+    """What this process holds, by /proc, opened before the sandbox closes files; and a limit to it."""
 
     def __init__(self) -> None:
         self._status: int | None = None
+        self._trim: Callable[[int], object] = lambda _: None
         with contextlib.suppress(OSError):
             self._status = os.open("/proc/self/status", os.O_RDONLY)
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            self._trim = ctypes.CDLL(None).malloc_trim  # glibc keeps what is freed
 
-    @property
-    def peak_bytes(self) -> int:
-        """0 where nobody counts it."""
+    def held(self, name: str) -> int:
+        """Bytes by the name of a line; 0 where nobody counts them."""
+        if self._status is None:
+            return 0
+        match = re.search(rb"^%s:\s+(\d+) kB" % name.encode(), os.pread(self._status, 1 << 14, 0), re.MULTILINE)
+        return int(match[1]) * 1024 if match else 0
+
+    def left(self) -> int:
+        """Bytes that a task left behind."""
+        if self.held("VmRSS") > _TRIMMED_BYTES:
+            gc.collect()
+            self._trim(0)
+        return self.held("VmRSS")
+
+    def limit(self, most_bytes: int) -> None:
         if self._status is not None:
-            match = re.search(rb"^VmHWM:\s+(\d+) kB", os.pread(self._status, 1 << 14, 0), re.MULTILINE)
-            return int(match[1]) * 1024 if match else 0
-        with contextlib.suppress(ImportError):
-            import resource
+            limit_memory(most_bytes)
 
-            unit = 1 if sys.platform == "darwin" else 1024
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        return 0
+
+def limit_memory(most_bytes: int) -> None:
+    """Private memory that this process may have (Linux: RLIMIT_DATA counts all of it); 0: no limit."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft if most_bytes else hard, hard))
 
 
 def readable_folders() -> tuple[str, ...]:
@@ -159,16 +231,10 @@ def readable_folders() -> tuple[str, ...]:
     return (str(package), *sorted(folder for folder in resolved if len(Path(folder).parts) > 2 or folder == "/usr"))
 
 
-def enter_sandbox(address_bytes: int = 0) -> None:
-    """For as long as the process lives; ``address_bytes``: of address space, 0: no limit."""
+def enter_sandbox(memory_bytes: int = 0) -> None:
+    """For as long as the process lives; ``memory_bytes``: that it may have, 0: no limit."""
     sys.dont_write_bytecode = True
-    if address_bytes:
-        with contextlib.suppress(ImportError, OSError, ValueError):
-            import resource
-
-            _, hard = resource.getrlimit(resource.RLIMIT_AS)
-            soft = address_bytes if hard == resource.RLIM_INFINITY else min(address_bytes, hard)
-            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    limit_memory(memory_bytes)
     allowed = tuple(folder.rstrip("/") + "/" for folder in readable_folders())
 
     def audit(event: str, details: tuple[Any, ...]) -> None:

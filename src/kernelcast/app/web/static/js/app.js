@@ -54,7 +54,7 @@ function navigation() {
 
 /** Links lead back to what each page showed last. */
 function reflect() {
-  for (const link of document.querySelectorAll("a[data-page]")) {
+  for (const link of document.querySelectorAll("a[data-page]:not([data-exact])")) {
     const name = link.dataset.page;
     link.href = `/${name}${name === current.name ? location.search : lastQuery(name)}`;
     if (link.closest("nav")) link.toggleAttribute("aria-current", name === current.name);

@@ -4,9 +4,11 @@
    questionFields("infer")         a promise of (name, label, more) => the field of a parameter; more overrides what follows
                                    from the parameter. none: what "not given" means.
    modelField(…), gpuField(…), lengthFields(…), formatFields(…), priceFields(…)   fields that several pages have
+   viewField(name, first)          what a chart shows: part of the address and not of the question, its control beside the chart
    fitContext(form, values, changed)   the input's range by the model's context, and the model's hint */
 
 import { get } from "./api.js";
+import { h } from "./dom.js";
 import { billions, binaryBytesText, countText, rateText } from "./units.js";
 
 const size = (model) =>
@@ -122,6 +124,7 @@ export const priceFields = (field) => [
 export function fitContext(form, values, changed) {
   const option = form.option("model", values.model);
   const model = values.config ? null : option?.model; // of a config.json the server knows the context
+  form.controls.model.element.hidden = Boolean(values.config);
   const context = Math.max(2, Math.min(model?.max_context ?? LONGEST, 2 ** 20));
   form.controls.model.setHelp(option?.hint ?? "");
   form.controls.gpu?.setHelp(form.option("gpu", values.gpu)?.hint ?? "");
@@ -131,4 +134,15 @@ export function fitContext(form, values, changed) {
     form.controls.input_len.set(Math.max(1, context - output));
   }
   return model;
+}
+
+export function viewField(name, first) {
+  let value = first;
+  const build = () => ({
+    element: h("span", { hidden: true }),
+    get: () => value,
+    set: (next) => (value = next ?? first),
+    setHelp() {},
+  });
+  return { name, control: "text", default: first, view: true, build };
 }

@@ -11,18 +11,21 @@
        summary   (answer) => the line that is told to screen readers and pinned to the foot of a phone
        prepare   (form, values, changed) => after each change, before asking: set options, ranges, help
        arrange   (form, search) => before a query string is read: regroup fields by it; returns values for what it leaves out
-   Debounced by 80 ms; a new question aborts the one before; an old answer is dimmed while the new one is on its way; an
-   error keeps the controls and tells the server's words. The URL follows (state.js).
+   The latest wins: while a slider is dragged, the question in flight is let end and the newest follows it, so that the
+   answer moves along; any other change, and letting go, stops the one before (the server leaves it). Typing is debounced
+   by 80 ms. An old answer is dimmed while the new one is on its way; an error keeps the controls and tells the server's
+   words. The URL follows (state.js); command and link are those of the answer in sight.
    page({title, lead}, ...children) builds the frame alone. problemBox(problem, retry) an error in words. */
 
 import { ask, Problem, STALE, stop } from "./api.js";
 import { form as build } from "./controls.js";
 import { announce, debounced, fill, h } from "./dom.js";
 import { sharing } from "./share.js";
-import { forget, fromQuery, remember } from "./state.js";
+import { forget, fromQuery, linkTo, remember } from "./state.js";
 
 const PAUSE_MS = 80;
 const DIM_MS = 150; // an answer that comes sooner does not flicker
+const DRAG_MS = 1500; // that a question in flight is waited for while a slider moves on
 const AGAIN = [0, 429, 503, 504];
 
 export function page({ title, lead }, ...children) {
@@ -66,6 +69,8 @@ export function livePage(options) {
   const form = build(groups, changed);
   const column = h("div.results", { "aria-busy": "true" }, trouble, results, share.element);
   let dim = null;
+  let since = null; // when the question in flight was asked
+  let newer = false; // the slider moved on meanwhile
 
   function settled() {
     clearTimeout(dim);
@@ -77,7 +82,7 @@ export function livePage(options) {
     settled();
     fill(trouble, problemBox(problem, question));
     fill(results);
-    options.problem?.(problem, results);
+    options.problem?.(problem, results, form);
     share.set(null);
     announce(`${head(problem)}: ${brief(problem.detail)}`);
   }
@@ -104,11 +109,19 @@ export function livePage(options) {
     column.setAttribute("aria-busy", "true");
     clearTimeout(dim);
     dim = setTimeout(() => column.classList.add("stale"), DIM_MS);
+    const begun = performance.now();
+    since = begun;
+    newer = false;
+    const link = linkTo(values, form.fields);
     try {
       const envelope = await ask(typeof path === "function" ? path(values) : path, request, options.slot ?? title);
-      if (column.isConnected) await answered(envelope, values);
+      if (since === begun) since = null;
+      if (column.isConnected) await answered({ ...envelope, link }, values);
+      if (newer) question();
     } catch (error) {
       if (error === STALE || !column.isConnected) return;
+      if (since === begun) since = null;
+      if (newer) return void question();
       failed(
         error instanceof Problem
           ? error
@@ -120,10 +133,14 @@ export function livePage(options) {
 
   const soon = debounced(question, PAUSE_MS);
 
-  function changed(name) {
+  function changed(name, dragged = false) {
     prepare?.(form, form.values(), name);
     remember(form.values(), form.fields);
-    soon();
+    if (!dragged) return soon();
+    soon.cancel();
+    if (since !== null && performance.now() - since < DRAG_MS) newer = true;
+    else question();
+    return undefined;
   }
 
   function restore(search, first = false) {

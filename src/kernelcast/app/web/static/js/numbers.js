@@ -1,4 +1,5 @@
-/* Controls of numbers: a box, and a box with a slider bound to it (see controls.js). */
+/* Controls of numbers: a box, and a box with a slider bound to it (see controls.js). While a slider is dragged,
+   onChange has a second argument: true. */
 
 import { h } from "./dom.js";
 import { wrapped } from "./fields.js";
@@ -83,8 +84,9 @@ export function slider(field, onChange) {
   range.addEventListener("input", () => {
     writeNumber(input, steps ? steps[range.value] : Number(range.value));
     told();
-    onChange(field.name);
+    onChange(field.name, true);
   });
+  range.addEventListener("change", () => onChange(field.name)); // let go
   input.addEventListener("input", () => {
     follow();
     onChange(field.name);

@@ -60,7 +60,7 @@ const scale =
     return from + (to - from) * share;
   };
 
-function axes({ width, height, x, y, left = 56, bottom = 38, top = 10, right = 12 }) {
+export function axes({ width, height, x, y, left = 56, bottom = 38, top = 10, right = 12 }) {
   const at = { x: scale(x, left, width - right), y: scale(y, height - bottom, top) };
   const format = (axis, value) => (axis.format ?? short)(value);
   const middle = (top + height - bottom) / 2;
@@ -88,8 +88,8 @@ function axes({ width, height, x, y, left = 56, bottom = 38, top = 10, right = 1
 }
 
 /** A path through points in pixels. */
-const path = (points) => points.map(([x, y], at) => `${at ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
-const between = (low, high, factor) => (width) => Math.min(high, Math.max(low, width * factor));
+export const path = (points) => points.map(([x, y], at) => `${at ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+export const between = (low, high, factor) => (width) => Math.min(high, Math.max(low, width * factor));
 
 export function lineChart({ x, series, xLabel, yLabel, formatX, formatY, area = false, high, ...options }) {
   const ends = { low: Math.min(...finite(x), 0), high: Math.max(...finite(x), 1e-9) };

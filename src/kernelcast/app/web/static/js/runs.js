@@ -1,5 +1,6 @@
 /* A page whose forecasts take seconds: asked for by a button (or live, where they are short), with the seconds that have
-   passed and a way to stop. The last answer stays, dimmed, while the next is worked out or while the question has changed.
+   passed and a way to stop (the button that asks keeps its meaning). The last answer stays, dimmed, while the next is
+   worked out or while the settings are others than its own, which is said above it; command and link are the answer's.
 
    runPage({root, title, lead, groups, search, button, question, show, summary, …}) -> {restore(search), leave(), ask(), form}
        root, title, lead, groups, search, summary, prepare   as in live.js
@@ -12,8 +13,7 @@
        address    (values) => the values that the URL tells; default: all
        opens      (values) => whether the page asks by itself when it is opened; default: it does
        redraw     true: fields of the view alone (a chart's axes): back and forward show the same answer anew
-       live       true, or (name) => boolean: a change asks by itself after a pause. A question that just began is let end first (to stop one costs
-                  the server a worker), an older one is stopped.
+       live       true, or (name) => boolean: a change asks by itself after a pause, and stops the question before.
        file       a node above the controls (the drop zone of Diagnose); wide: controls above the answer, not beside it
    Leaving the page stops what is asked. */
 
@@ -22,11 +22,10 @@ import { form as build } from "./controls.js";
 import { announce, debounced, fill, h } from "./dom.js";
 import { page, problemBox } from "./live.js";
 import { sharing } from "./share.js";
-import { fromQuery, remember } from "./state.js";
+import { fromQuery, linkTo, remember } from "./state.js";
 import { fixed } from "./units.js";
 
 const PAUSE_MS = 300;
-const YOUNG_MS = 2500;
 const DIM_MS = 200;
 
 function newPane() {
@@ -38,7 +37,8 @@ function newPane() {
     asked: null,
   };
   pane.share.set(null);
-  pane.element = h("div.results", { "aria-busy": "false" }, pane.trouble, pane.results, pane.share.element);
+  pane.notice = h("p.notice", { hidden: true });
+  pane.element = h("div.results", { "aria-busy": "false" }, pane.notice, pane.trouble, pane.results, pane.share.element);
   return pane;
 }
 
@@ -83,11 +83,11 @@ export function runPage(options) {
   const bar = waiting(() => halt("Stopped."));
   const column = h("div.column");
   const status = h("p#status.status", { role: "status", "aria-live": "polite" });
-  let under = null; // {started, pane, dim}
-  let again = false;
+  let under = null; // {started, pane, dim, asked}
+  let halted = ""; // what to say of a question that was stopped
   const answered = new Set(); // questions that back and forward ask again: the server has kept them
 
-  run.addEventListener("click", () => (under ? halt("Stopped.") : begin()));
+  run.addEventListener("click", () => begin());
 
   const paneOf = (values) => {
     const name = nameOf(values);
@@ -99,12 +99,14 @@ export function runPage(options) {
   function reflect() {
     const values = form.values();
     const pane = paneOf(values);
-    fill(run, under ? "Stop" : buttonText(values));
-    run.classList.toggle("quiet", Boolean(under));
+    fill(run, buttonText(values));
     if (column.lastElementChild !== pane.element) fill(column, bar.element, pane.element);
     const request = question(values, form);
     const other = pane.asked !== null && (typeof request === "string" || keyOf(request) !== pane.asked);
     pane.element.classList.toggle("stale", other || (under?.pane === pane && under.dimmed));
+    const older = other && !under ? `This answer is of older settings: press “${buttonText(values)}” for these.` : "";
+    fill(pane.notice, [halted, older].filter(Boolean).join(" "));
+    pane.notice.hidden = !pane.notice.textContent;
     if (pane.asked === null && !under && !pane.trouble.hasChildNodes()) {
       fill(
         pane.results,
@@ -127,11 +129,11 @@ export function runPage(options) {
 
   function halt(text) {
     if (!under) return;
-    again = false;
     stop(slot);
+    halted = text && `Stopped after ${fixed((performance.now() - under.started) / 1000, 0)} s.`;
     settled();
     reflect();
-    announce(text);
+    announce(halted);
   }
 
   function failed(pane, problem) {
@@ -146,10 +148,14 @@ export function runPage(options) {
     const values = form.values();
     const request = question(values, form);
     if (typeof request === "string") return wanting(paneOf(values), request);
+    if (under?.asked === keyOf(request)) return undefined; // pressed twice
     settled();
+    halted = "";
     const pane = paneOf(values);
-    const current = { started: performance.now(), pane, dimmed: false };
+    const current = { started: performance.now(), pane, dimmed: false, asked: keyOf(request) };
+    const link = linkTo(addressOf(values), form.fields);
     under = current;
+    reflect();
     current.dim = setTimeout(() => {
       current.dimmed = true;
       bar.begin(current.started, buttonText(values).replace(/…$/, ""));
@@ -169,8 +175,8 @@ export function runPage(options) {
       pane.asked = keyOf(request);
       answered.add(pane.asked);
       fill(pane.trouble);
-      pane.share.set(envelope);
-      pane.told = envelope;
+      pane.told = { ...envelope, link };
+      pane.share.set(pane.told);
       await show(envelope, { values, results: pane.results, form });
       announce(summary(envelope.answer));
     } catch (error) {
@@ -185,10 +191,6 @@ export function runPage(options) {
       if (!(error instanceof Problem)) console.error(error); // a fault of the page itself
     }
     reflect();
-    if (again) {
-      again = false;
-      begin();
-    }
     return undefined;
   }
 
@@ -206,14 +208,17 @@ export function runPage(options) {
     const values = form.values();
     const request = question(values, form);
     if (typeof request !== "string" && paneOf(values).asked === keyOf(request) && !under) return;
-    if (under && performance.now() - under.started < YOUNG_MS) again = true;
-    else begin();
+    begin();
   }, PAUSE_MS);
 
   function changed(name) {
     prepare?.(form, form.values(), name);
     remember(addressOf(form.values()), form.fields);
+    halted = "";
     reflect();
+    const pane = paneOf(form.values());
+    if (pane.told && !pane.element.classList.contains("stale"))
+      pane.share.set((pane.told = { ...pane.told, link: linkTo(addressOf(form.values()), form.fields) })); // of its view
     if (isLive(name)) soon();
   }
 

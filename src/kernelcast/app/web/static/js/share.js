@@ -1,6 +1,7 @@
 /* The same question elsewhere: "Copy as command", "Copy as Python", "Copy link", with a confirmation that is also spoken.
 
-   sharing() -> {element, set({command, python})}    set it with every envelope of the server; null while there is none.
+   sharing() -> {element, set({command, python, link})}   set it with every envelope of the server, and the address that
+                                                      the answer was asked by; null while there is none.
    copyButton(name, label, text)                      a button that copies what text() gives. */
 
 import { announce, fill, h } from "./dom.js";
@@ -45,7 +46,7 @@ export function sharing() {
     copyButton("python", "Copy as Python", () => now?.python ?? ""),
     copyButton("link", "Copy link", () => {
       flush();
-      return location.href;
+      return now?.link ?? location.href;
     }),
   ];
   const shown = h("pre.command", { tabindex: "0", "aria-label": "The same question as a command" }, command);

@@ -5,6 +5,7 @@
    remember(values, fields)       Writes the address once changes have settled; a view of its own after a pause.
    flush()                        Writes what is pending now (before a link is copied or followed).
    forget()                       Drops what is pending (back and forward brought another view).
+   linkTo(values, fields)         The whole address of such a view, to copy.
    lastQuery(page)                The page's last query, for the links of the navigation; carried() = model and gpu.
 
    A field is {name, control, default}; controls "number" and "slider" are numbers, "check" a boolean, "list", "lines"
@@ -53,6 +54,9 @@ function toQuery(values, fields) {
   const text = query.toString();
   return text ? `?${text}` : "";
 }
+
+/** The address of these values on the page that is open. */
+export const linkTo = (values, fields) => location.origin + location.pathname + toQuery(values, fields);
 
 const page = () => location.pathname.split("/")[1] || "model";
 

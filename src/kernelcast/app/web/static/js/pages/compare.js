@@ -11,7 +11,9 @@ import {
   questionFields,
   slider,
   stacks,
+  viewField,
 } from "../lists.js";
+import { configField, ofModel } from "../model_config.js";
 import { runPage } from "../runs.js";
 import { answerOf } from "./compare_answer.js";
 import { bestLine } from "./compare_rows.js";
@@ -56,7 +58,7 @@ async function groupsOf(put) {
   ]);
   const several = [{ value: "all", label: "all of them", hint: "every GPU of the catalogue" }, ...gpuList];
   return [
-    { fields: [modelField(modelList)] },
+    { fields: [modelField(modelList), configField] },
     {
       legend: "GPUs",
       extra: presets(gpuList, put),
@@ -124,20 +126,8 @@ async function groupsOf(put) {
         field("sensitivity", "Sensitivity", { compact: false }),
       ],
     },
-    { id: "view", fields: [view("axis", "tpot_s"), view("against", "usd_per_million_tokens")] },
+    { id: "view", fields: [viewField("axis", "tpot_s"), viewField("against", "usd_per_million_tokens")] },
   ];
-}
-
-/** What a chart shows is part of the address; its controls are beside the chart. */
-function view(name, first) {
-  let value = first;
-  const build = () => ({
-    element: h("span", { hidden: true }),
-    get: () => value,
-    set: (next) => (value = next ?? first),
-    setHelp() {},
-  });
-  return { name, control: "text", default: first, view: true, build };
 }
 
 const AXES = [
@@ -151,7 +141,7 @@ const AGAINST = [
   { value: "joules_per_million_tokens", label: "energy" },
 ];
 
-const isEncoder = (form, values) => form.option("model", values.model)?.model?.kind === "encoder";
+const isEncoder = (form, values) => !values.config && form.option("model", values.model)?.model?.kind === "encoder";
 
 function prepare(form, values, changed) {
   fitContext(form, values, changed);
@@ -167,7 +157,7 @@ function address(values) {
 }
 
 function question(values, form) {
-  if (!values.model) return "Choose a model.";
+  if (!values.model && !values.config) return "Choose a model.";
   if (!values.gpus?.length) return "Choose GPUs to compare.";
   const encoder = isEncoder(form, values);
   const body = form.given(
@@ -178,7 +168,7 @@ function question(values, form) {
       (encoder && ["output_len", "tpot"].includes(name)),
   );
   if (body.gpus.includes("all")) body.gpus = ["all"];
-  return { path: "compare", body };
+  return { path: "compare", body: ofModel(body, values) };
 }
 
 /** A link from another page brings the GPU that was looked at there. */

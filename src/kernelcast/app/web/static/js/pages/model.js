@@ -12,11 +12,13 @@ import {
   questionFields,
   slider,
   stacks,
+  viewField,
 } from "../lists.js";
 import { livePage } from "../live.js";
+import { configField, ofModel } from "../model_config.js";
 import { digits, timeText } from "../units.js";
 import { answerOf, tooLarge } from "./model_answer.js";
-import { configFile } from "./model_config.js";
+import { suggestions, sweep } from "./model_sweep.js";
 
 async function groupsOf() {
   const [modelList, gpuList, stackList, field] = await Promise.all([
@@ -29,7 +31,7 @@ async function groupsOf() {
     {
       fields: [
         modelField(modelList),
-        { name: "config", control: "file", build: configFile, unshared: true },
+        configField,
         gpuField(gpuList),
         field("stack", "Stack", { control: stackList.length > 4 ? "select" : "segment", options: stackList }),
       ],
@@ -65,6 +67,7 @@ async function groupsOf() {
         field("gpus_per_node", "GPUs a node"),
       ],
     },
+    { id: "view", fields: [viewField("sweep", null)] },
   ];
 }
 
@@ -72,7 +75,6 @@ const isEncoder = (model) => model?.kind === "encoder";
 
 function prepare(form, values, changed) {
   const model = fitContext(form, values, changed);
-  form.controls.model.element.hidden = Boolean(values.config);
   form.controls.output_len.element.hidden = isEncoder(model);
 }
 
@@ -80,8 +82,10 @@ function body(values, form) {
   if (!values.model && !values.config) return "Choose a model.";
   if (!values.gpu) return "Choose a GPU.";
   const encoder = !values.config && isEncoder(form.option("model", values.model)?.model);
-  const { model, ...rest } = form.given((field) => field.name === "output_len" && encoder);
-  return values.config ? { ...rest, ...values.config } : { model, ...rest };
+  return ofModel(
+    form.given((field) => field.view || (field.name === "output_len" && encoder)),
+    values,
+  );
 }
 
 function summary(answer) {
@@ -91,7 +95,12 @@ function summary(answer) {
 
 export async function mount(root, search) {
   const groups = await groupsOf();
-  return livePage({
+  let live = null;
+  const put = (name, value) => {
+    live.form.controls[name].set(value);
+    live.changed(name);
+  };
+  live = livePage({
     root,
     search,
     groups,
@@ -101,15 +110,27 @@ export async function mount(root, search) {
     path: "infer",
     title: "Model",
     lead: "How fast a language model runs, what takes the time, and whether it fits: one static batch.",
-    show: (answer, { results, form, values }) =>
+    show: (answer, { results, form, values, envelope }) => {
+      const encoder = isEncoder(form.option("model", answer.model)?.model);
+      const curves = encoder ? null : sweep(answer, envelope, body(values, form), values, form);
       fill(
         results,
         answerOf(answer, {
           changes: values.set,
           stack: form.option("stack", answer.stack)?.label,
-          encoder: isEncoder(form.option("model", answer.model)?.model),
+          encoder,
+          curves: curves?.element,
+          envelope,
+          gpu: values.gpu,
         }),
-      ),
-    problem: (problem, results) => fill(results, tooLarge(problem.detail)),
+      );
+      curves?.later();
+    },
+    problem: (problem, results, form) => {
+      const bar = tooLarge(problem.detail);
+      fill(results, bar);
+      if (bar) suggestions(bar, body(form.values(), form), form, put);
+    },
   });
+  return live;
 }

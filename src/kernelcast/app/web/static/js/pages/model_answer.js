@@ -43,7 +43,7 @@ function title(answer, stack) {
   );
 }
 
-function headline(answer, encoder) {
+function headline(answer, encoder, cost) {
   const into = `${digits(answer.input_tokens / answer.prefill_s, 3)} tokens/s in`;
   if (encoder) return figures(answer, [["ttft_s", "One pass", timeText, `${into}, MFU ${percent(answer.mfu)}`]]);
   const first = answer.requests > 1 ? `of the whole batch, ${timeText(answer.mean_ttft_s, 3)} on average; ${into}` : into;
@@ -51,13 +51,28 @@ function headline(answer, encoder) {
   const rate = (seconds) => (answer.tokens_per_s * answer.total_s) / seconds;
   const ends = { tokens_per_s_low: rate(answer.total_s_high), tokens_per_s_high: rate(answer.total_s_low) };
   const share = answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu, 3)} a GPU` : `MFU ${percent(answer.mfu)}`;
-  return figures({ ...answer, ...ends }, [
+  return figures({ ...answer, ...ends, usd_per_million_tokens: cost?.usd_per_million_tokens }, [
     ["ttft_s", "Time to first token", timeText, first],
     decodes ? ["tpot_s", "Time per output token", timeText, `${digits(1 / answer.tpot_s, 3)} tokens/s a request`] : null,
     ["total_s", "Total", timeText, decodes ? `${countText(answer.decode_steps)} decode steps` : "one pass"],
     ["tokens_per_s", "Output rate", digits, share, "tokens/s"],
+    cost
+      ? [
+          "usd_per_million_tokens",
+          "A million output tokens",
+          (value) => digits(value, 3),
+          `${digits(cost.usd_per_gpu_hour, 3)} USD a GPU-hour, ${cost.date}`,
+          "USD",
+        ]
+      : null,
   ]);
 }
+
+/* A part has the same colour in every answer; parts that are not here share grey. */
+const COLOURS = ["mlp", "attention", "experts", "qkv", "all_reduce", "norms", "sampling", "head", "router"];
+const KINS = { projections: "qkv", output: "qkv", "shared experts": "router", communication: "all_reduce", embedding: "head", host: "sampling" };
+const fixedSeries = seriesOf(COLOURS);
+const partSeries = (part) => fixedSeries(COLOURS.includes(part) ? part : (KINS[part] ?? part));
 
 /** Parts with their line of each phase, those that take longest first. */
 function partsOf(breakdown) {
@@ -69,9 +84,18 @@ function partsOf(breakdown) {
   );
 }
 
-function breakdown(answer) {
+/** The page of a kernel with its shape. */
+function kernelLink({ op, parameters, time_s: time }, gpu, changes) {
+  const query = new URLSearchParams({ op, gpu });
+  for (const change of changes ?? []) query.append("set", change);
+  for (const [name, value] of Object.entries(parameters))
+    for (const item of [value].flat()) if (has(item)) query.append(name, item);
+  return h("a", { href: `/kernel?${query}`, dataset: { page: "kernel", exact: "" }, title: `its longest kernel, ${timeText(time, 3)} of a pass` }, op);
+}
+
+function breakdown(answer, kernels, gpu, changes) {
   const parts = partsOf(answer.breakdown);
-  const series = seriesOf(parts.map(([part]) => part));
+  const series = partSeries;
   const totals = { prefill: answer.prefill_s, decode: answer.decode_s };
   const phases = Object.keys(totals).filter(
     (phase) => parts.some(([, byPhase]) => byPhase[phase]) && totals[phase] > 0,
@@ -101,8 +125,12 @@ function breakdown(answer) {
         : ["", "", ""],
     ),
     level(worst(Object.values(byPhase).map((entry) => entry.support))),
+    phases.map((phase) => {
+      const kernel = kernels.find((entry) => entry.part === part && entry.phase === phase);
+      return kernel ? [h("span.faint", `${phase}: `), kernelLink(kernel, gpu, changes), " "] : null;
+    }),
   ]);
-  const columns = ["part", ...phases.flatMap((phase) => [number(phase), number("share"), "bound by"]), "support"];
+  const columns = ["part", ...phases.flatMap((phase) => [number(phase), number("share"), "bound by"]), "support", "open its kernel"];
   const desc = rows
     .map((row) => `${row.label}: ${row.parts.map((part) => `${part.name} ${part.text}`).join("; ")}`)
     .join(". ");
@@ -139,7 +167,7 @@ function memoryBar(parts, available, label, text) {
   });
 }
 
-function memory(answer) {
+function memory(answer, fits) {
   const bytes = answer.memory;
   const parts = [
     ["weights", bytes.weights_bytes],
@@ -157,7 +185,14 @@ function memory(answer) {
       `of ${gibText(bytes.available_bytes)} that the stack fills`,
       percent(answer.memory_bytes / bytes.available_bytes),
     ),
-    facts([["memory of the GPU", gibText(bytes.gpu_bytes)]]),
+    facts([
+      ["memory of the GPU", gibText(bytes.gpu_bytes)],
+      ["largest batch of such requests", h("span", { dataset: { figure: "largest_batch", value: fits.largest_batch } }, countText(fits.largest_batch))],
+      [
+        `longest prompts at batch ${countText(answer.requests)}`,
+        h("span", { dataset: { figure: "largest_input_len", value: fits.largest_input_len } }, `${countText(fits.largest_input_len)} tokens`),
+      ],
+    ]),
   );
 }
 
@@ -235,12 +270,13 @@ function notes(answer) {
 }
 
 /** encoder: generates no tokens. */
-export const answerOf = (answer, { stack, encoder, changes }) => [
+export const answerOf = (answer, { stack, encoder, changes, curves, envelope, gpu }) => [
   title(answer, stack),
   changes ? h("p#what-if.note.note-warn.wide", `What if: ${changes.join(", ")}. Not a product that exists.`) : null,
-  headline(answer, encoder),
-  breakdown(answer),
-  memory(answer),
+  headline(answer, encoder, envelope.cost),
+  breakdown(answer, envelope.kernels, gpu, changes),
+  curves,
+  memory(answer, envelope.fits),
   energy(answer),
   notes(answer),
   evidenceCard(answer),

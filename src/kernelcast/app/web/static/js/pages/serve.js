@@ -3,6 +3,7 @@
 
 import { fill } from "../dom.js";
 import { fitContext } from "../lists.js";
+import { ofModel } from "../model_config.js";
 import { runPage } from "../runs.js";
 import { planned, plannedLine } from "./plan_answer.js";
 import { simulated, simulatedLine } from "./serve_answer.js";
@@ -40,12 +41,12 @@ const address = (values) =>
   Object.fromEntries(Object.entries(values).map(([name, value]) => [name, otherLoad(values, name) ? null : value]));
 
 function question(values, form) {
-  if (!values.model) return "Choose a model.";
+  if (!values.model && !values.config) return "Choose a model.";
   if (values.section === "simulate" && !values.gpu) return "Choose a GPU.";
   if (!otherLoad(values, "request_rate") && !(values.request_rate > 0)) return "Give a request rate.";
   const body = form.given(({ name }) => name === "section" || otherLoad(values, name));
   if (values.section === "plan" && !Object.keys(body).some(isGoal)) return "Give at least one goal.";
-  return { path: values.section, body };
+  return { path: values.section, body: ofModel(body, values) };
 }
 
 export async function mount(root, search) {

@@ -3,6 +3,7 @@
    PLAN_START is what a plan starts from where no goal is given yet.
    fieldsOf() -> {first, simulate: {group: fields}, plan: {group: fields}}; GROUPS is the order of the groups. */
 
+import { configField } from "../model_config.js";
 import {
   formatFields,
   gpuField,
@@ -135,6 +136,7 @@ export async function fieldsOf() {
     first: [
       { name: "section", control: "segment", label: "Question", options: sections, default: "simulate", compact: true },
       modelField(modelList),
+      configField,
     ],
     simulate: simulateGroups(simulate, gpuList, schedulers),
     plan: planGroups(plan, gpuList, schedulers),
