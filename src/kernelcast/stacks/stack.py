@@ -69,6 +69,9 @@ class Stack(Library):
     offline_sequence_s: float = 0.0  # the same where no server streams tokens
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
+    # requests that are in the front end together take turns (one event loop, which tokenises between two waits): they
+    # reach the engine together; else one after another
+    front_rounds: bool = False
     prompt_factor: float = 1.0  # measured over forecast time of a prefill, where a server was measured
     decode_factor: float = 1.0  # the same of a decode step
     spread: float = 0.0  # relative error of steps of a measured server, either way; 0: the forecast's interval
