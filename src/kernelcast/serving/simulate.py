@@ -144,13 +144,15 @@ class Cluster:
         self._push(self._front_free_s[at] + passing_s, request, read=False)
 
     def _round(self, now_s: float, at: int) -> None:
-        """The front end takes turns among the requests that wait for it: all reach the engine when all are done."""
+        """The front end takes turns among the requests that wait for it: none goes on before all are read. A thread of
+        its own tokenises their prompts, one after another."""
         passing_s, each_s, token_s = self._front_s
         members, self._queued[at] = self._queued[at], []
-        ends_s = now_s + sum(each_s + token_s * request.inputs for request in members)
-        self._front_free_s[at] = ends_s
+        ends_s = now_s + each_s * len(members)
         for request in members:
+            ends_s += token_s * request.inputs
             self._push(ends_s + passing_s, request, read=False)
+        self._front_free_s[at] = ends_s
 
     def _push(self, when_s: float, request: Request, *, read: bool) -> None:
         self._order += 1
