@@ -197,14 +197,22 @@ def _check_mixer(mixer: Mixer, tp: int, name: str) -> None:
         raise KernelcastError(f"tp {tp} does not divide the {mixer.o_groups} groups of heads of {name}'s output")
 
 
-_LARGE_BYTES = 70 * 2**30  # GPUs of so much memory, on which engines take larger steps by default
+_SMALL_BYTES, _LARGE_BYTES, _HUGE_BYTES = (size * 2**30 for size in (35, 70, 160))  # where engines' defaults change
 
 
 def scheduler_defaults(stack: Stack, gpu: Gpu, offline: bool = False) -> dict[str, Any]:
-    """A stack's default limits on this GPU, of a server or ``offline``; empty: it has no scheduler."""
+    """A stack's default limits on this GPU, of a server or ``offline``; empty: it has no scheduler. Some are of GPUs of
+    much memory; ``large_but``: which of them an engine does not count as such."""
     raw = dict(stack.scheduler)
-    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.known_as.startswith("a100")
-    for ending, holds in (("_large", large), ("_offline", offline)):
+    counted = not gpu.known_as.startswith(tuple(raw.pop("large_but", ())))
+    size = gpu.dram_bytes
+    endings = {
+        "_small": size < _SMALL_BYTES,
+        "_large": size >= _LARGE_BYTES and counted,
+        "_huge": size >= _HUGE_BYTES,
+        "_offline": offline,
+    }
+    for ending, holds in endings.items():
         for name in [name for name in raw if name.endswith(ending)]:
             value = raw.pop(name)
             if holds:

@@ -36,7 +36,7 @@ def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: An
         "weights": weight_bytes(deployment),
         "cache": cache,
         "activation": _activation_bytes(deployment, step_tokens, logit_rows),
-        "stack": stack.reserved_bytes,
+        "stack": stack.held_bytes(deployment.layout.tp),
     }
     return Memory(parts, float(gpu.dram_bytes), stack.used_share * gpu.allocatable_bytes)
 
@@ -46,7 +46,7 @@ def weight_bytes(deployment: Deployment) -> float:
     other matrices; embedding, vision encoder and head on the stages at the ends."""
     model, layout = deployment.model, deployment.layout
     parts, whole = model.parameters, find_dtype(deployment.precision.between).weight_bytes
-    routed, held = (_routed_weights(deployment, spare) for spare in (0, deployment.redundant))
+    routed, held = _routed_weights(deployment, 0), _routed_weights(deployment, deployment.redundant, padded=True)
     formats = deployment.precision
     attention = parts.attention * _number_bytes(deployment, formats.weights)
     others = (parts.mlp + parts.experts - routed) * _number_bytes(deployment, formats.mlp_weights)
@@ -57,11 +57,24 @@ def weight_bytes(deployment: Deployment) -> float:
     return (matrices + experts + parts.norms * whole) / layout.pp + on_a_stage
 
 
-def _routed_weights(deployment: Deployment, spare: int) -> int:
-    """Weights of all routed experts, with ``spare`` copies per layer."""
+def _routed_weights(deployment: Deployment, spare: int, *, padded: bool = False) -> float:
+    """Weights of all routed experts, with ``spare`` copies per layer; ``padded``: as they lie in memory."""
     model = deployment.model
-    blocks = ((run.count, run.layer.mlp) for run in model.distinct_layers)
-    return sum(n * (b.experts + spare) * b.expert_weights(model.hidden) for n, b in blocks if isinstance(b, Experts))
+    blocks = [(run.count, run.layer.mlp) for run in model.distinct_layers if isinstance(run.layer.mlp, Experts)]
+    return sum(
+        n * (b.experts + spare) * b.expert_weights(model.hidden) * (_padding(deployment, b) if padded else 1)
+        for n, b in blocks
+    )
+
+
+def _padding(deployment: Deployment, block: Experts) -> float:
+    """How much larger experts get where a kernel pads them to whole tiles."""
+    multiples = dict(deployment.stack.mxfp4_padding).get(deployment.gpu.instruction_path)
+    if multiples is None or deployment.precision.expert_weights != "mxfp4":
+        return 1.0
+    hidden, inter = block.width(deployment.model.hidden), block.inter / deployment.layout.expert_tp
+    sizes = zip((inter, hidden), multiples, strict=True)
+    return math.prod(math.ceil(size / multiple) * multiple / size for size, multiple in sizes)
 
 
 def _number_bytes(deployment: Deployment, dtype: str) -> float:
@@ -82,7 +95,9 @@ def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
         if isinstance(run.layer.mlp, Experts):
             block = run.layer.mlp
             missed = (1 - block.topk / block.experts) ** tokens
-            unread += run.count * missed * block.experts * block.expert_weights(model.hidden)
+            unread += (
+                run.count * missed * block.experts * block.expert_weights(model.hidden) * _padding(deployment, block)
+            )
     unread *= _number_bytes(deployment, formats.expert_weights) / (layout.tp * layout.dp * layout.pp)
     if layout.pp == 1:  # of several stages, half of both ends counts on each
         ends = model.parameters.vision + (0 if model.tied_embeddings else model.parameters.embedding)

@@ -106,7 +106,7 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
     weights = sum(weight_bytes(each) for each in models)
     stack, gpu = deployment.stack, deployment.gpu
-    room = stack.cache_room_bytes(gpu.allocatable_bytes, weights, held["activation"])
+    room = stack.cache_room_bytes(gpu.allocatable_bytes, held["stack"], weights, held["activation"])
     # Of a rank: ``cache_bytes`` is the mean over ranks.
     each = sum(cache_bytes(model, context) for model in models) * deployment.layout.dp / context
     if room <= 0:

@@ -54,6 +54,9 @@ class Cluster:
         self._front_s = [host_time(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
         # when the front end of each server is free
         self._front_free_s = [0.0] * (service.prefill or service.pool).replicas
+        self._in_rounds = stack.front_rounds
+        self._queued: list[list[Request]] = [[] for _ in self._front_free_s]  # for the next round of each front end
+        self._rounds: list[tuple[float, int]] = []  # when the next round of a front end begins
         self._limit = load.max_concurrency or len(load)
         self._sent = self.done = self._in_flight = 0
         self._order = 0  # of events at the same moment
@@ -101,13 +104,16 @@ class Cluster:
         while self.done < count:
             engine = min(self._every, key=_next)
             ready_s = self._arriving[0][0] if self._arriving else math.inf
+            round_s = self._rounds[0][0] if self._rounds else math.inf
             if self._sent < count and self._in_flight < self._limit:
                 sent_s = max(arrivals[self._sent], self._freed_s)
-                if sent_s <= ready_s and sent_s <= engine.next_s:
+                if sent_s <= min(ready_s, round_s, engine.next_s):
                     self._due(self._sent, sent_s)
                     self._sent += 1
                     continue
-            if ready_s <= engine.next_s:
+            if round_s <= min(ready_s, engine.next_s):
+                self._round(*heapq.heappop(self._rounds))
+            elif ready_s <= engine.next_s:
                 now_s, _, request, read = heapq.heappop(self._arriving)
                 self._route(request, now_s, read)
             else:
@@ -128,8 +134,25 @@ class Cluster:
         request.arrival_s = now_s
         passing_s, each_s, token_s = self._front_s
         at = self._front_free_s.index(min(self._front_free_s))
-        self._front_free_s[at] = max(now_s, self._front_free_s[at]) + each_s + token_s * request.inputs
+        begins_s = max(now_s, self._front_free_s[at])
+        if self._in_rounds:
+            if not self._queued[at]:
+                heapq.heappush(self._rounds, (begins_s, at))
+            self._queued[at].append(request)
+            return
+        self._front_free_s[at] = begins_s + each_s + token_s * request.inputs
         self._push(self._front_free_s[at] + passing_s, request, read=False)
+
+    def _round(self, now_s: float, at: int) -> None:
+        """The front end takes turns among the requests that wait for it: none goes on before all are read. A thread of
+        its own tokenises their prompts, one after another."""
+        passing_s, each_s, token_s = self._front_s
+        members, self._queued[at] = self._queued[at], []
+        ends_s = now_s + each_s * len(members)
+        for request in members:
+            ends_s += token_s * request.inputs
+            self._push(ends_s + passing_s, request, read=False)
+        self._front_free_s[at] = ends_s
 
     def _push(self, when_s: float, request: Request, *, read: bool) -> None:
         self._order += 1

@@ -56,10 +56,14 @@ class Stack(Library):
     eager_ops: tuple[tuple[str, float], ...] = ()  # the same of ops that are many calls of Python
     gap_s: float  # between two kernels of a graph, beyond what a kernel's time includes
     reserved_bytes: float  # CUDA context, libraries, graphs
+    reserved_parallel_bytes: float = 0.0  # more where GPUs share layers: NCCL, and buffers of all-reduces
     logit_bytes: float = (
         6.0  # of a logit while tokens are sampled: as the head writes it, in fp32, copies of the sampler
     )
     used_share: float  # of the memory, that it fills at most
+    # Experts in mxfp4 are padded: the part of a GPU of their width, and the hidden size, to multiples, by the instruction
+    # path of the GPU
+    mxfp4_padding: tuple[tuple[str, tuple[int, int]], ...] = ()
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
     static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
@@ -69,6 +73,9 @@ class Stack(Library):
     offline_sequence_s: float = 0.0  # the same where no server streams tokens
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
+    # requests that are in the front end together take turns (one event loop): none goes on to the tokeniser before all
+    # are read; else they pass it one after another
+    front_rounds: bool = False
     prompt_factor: float = 1.0  # measured over forecast time of a prefill, where a server was measured
     decode_factor: float = 1.0  # the same of a decode step
     spread: float = 0.0  # relative error of steps of a measured server, either way; 0: the forecast's interval
@@ -154,14 +161,20 @@ class Stack(Library):
         changed: dict[str, Any] = {self._share: share}
         return replace(self, **changed)
 
-    def cache_room_bytes(self, memory_bytes: float, weight_bytes: float, activation_bytes: float) -> float:
+    def held_bytes(self, tp: int) -> float:
+        """What the engine itself takes of each of ``tp`` GPUs."""
+        return self.reserved_bytes + (self.reserved_parallel_bytes if tp > 1 else 0.0)
+
+    def cache_room_bytes(
+        self, memory_bytes: float, held_bytes: float, weight_bytes: float, activation_bytes: float
+    ) -> float:
         """What the KV cache of a GPU may take."""
-        free_bytes = memory_bytes - self.reserved_bytes
+        free_bytes = memory_bytes - held_bytes
         if self.static_share:  # of what is free before weights are loaded
             return self.static_share * free_bytes - weight_bytes
         if self.cache_share:
             return self.cache_share * (free_bytes - weight_bytes - activation_bytes)
-        return self.used_share * memory_bytes - self.reserved_bytes - weight_bytes - activation_bytes
+        return self.used_share * memory_bytes - held_bytes - weight_bytes - activation_bytes
 
     def launching_s(self, op: str) -> float:
         """Host time of an op where no graph runs."""

@@ -6,20 +6,18 @@ cannot be expressed says which feature is missing. Nothing here is fitted on the
 
 from __future__ import annotations
 
-import functools
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.models import model, model_ids
+from kernelcast.models import model
+from kernelcast_lab.data.gpustack import served_load
 from kernelcast_lab.data.kernelbench import kernelbench
 from kernelcast_lab.data.published_training import mlperf_step, simumax_step, training_step
-from kernelcast_lab.data.shared import NotExpressibleError, Row, read_rows
+from kernelcast_lab.data.shared import NotExpressibleError, Row, known_gpu, known_model, read_rows
 
 
 @dataclass(frozen=True)
@@ -53,29 +51,6 @@ def published_cases(root: Path | str | None, source: str) -> list[PublishedCase]
             case |= {"command": "", "missing": str(reason), "gpu": str(row.get("gpu") or row.get("hardware") or "")}
         cases.append(PublishedCase(**case))
     return cases
-
-
-@functools.cache
-def known_model(name: str) -> tuple[str, str | None]:
-    """A name of the catalogue, and the format of a quantised checkpoint that the catalogue has in bf16 only."""
-    text = name.rpartition("/")[2].removeprefix("Meta-")
-    spellings = name.replace("DeepSeek-v", "DeepSeek-V"), text.lower().replace(" ", "-")
-    for tried, dtype in (*((each, None) for each in spellings), (text.removesuffix("-FP8"), "fp8_block")):
-        try:
-            found = model(tried).name
-        except KernelcastError:
-            continue
-        if found in model_ids():
-            return found, dtype if tried != name else None
-    raise NotExpressibleError(f"the model {name}")
-
-
-@functools.cache
-def known_gpu(name: str) -> str:
-    try:
-        return gpu(name).id
-    except KernelcastError:
-        raise NotExpressibleError(f"the GPU {name}") from None
 
 
 # ---- kernels ----
@@ -154,106 +129,6 @@ def offline_throughput(row: Row) -> Mapping[str, Any]:
                            **requests}}  # fmt: skip
 
 
-_FLAGS = {
-    "-tp": "tp", "--tp": "tp", "--tp-size": "tp", "--tp_size": "tp", "--tensor-parallel-size": "tp",
-    "-pp": "pp", "--pp-size": "pp", "--pp_size": "pp", "--ep-size": "ep", "--ep_size": "ep",
-    "--dp": "dp", "--dp-size": "dp", "--max-num-batched-tokens": "max_num_batched_tokens",
-    "--max_num_tokens": "max_num_batched_tokens", "--max-num-seqs": "max_num_seqs",
-    "--max-running-requests": "max_num_seqs", "--mem-fraction-static": "gpu_memory_utilization",
-}  # fmt: skip
-_NO_EFFECT = (
-    "--host", "--port", "--max-model-len", "--max_seq_len", "--context-length", "--reasoning-parser",
-    "--tool-call-parser", "--chat-template", "--enable-prefix-caching", "--enable_chunked_prefill", "--model",
-    "--model-path", "--language-model-only", "--cuda-graph-max-bs", "--async-scheduling", "--enable-torch-compile",
-    "--attention-backend", "--nsa-prefill-backend", "--nsa-decode-backend", "--moe-a2a-backend",
-)  # fmt: skip
-_ENGINES = {"vllm": "vllm", "python3": "sglang", "trtllm-serve": "trtllm"}
-
-
-def served_load(row: Row) -> Mapping[str, Any]:
-    """`bench_serving` against a server whose command line is published. Requests have the mean lengths; those of the
-    data set are not published."""
-    text = str(row["serve_cmd"] or "")
-    command = re.search(r"(vllm serve|python3 -m sglang.launch_server|trtllm-serve)\s.*", text.replace("\n", " "))
-    if command is None:
-        raise NotExpressibleError("no command line of the server")
-    stack = _ENGINES[command.group().split()[0]]
-    name, parameters = server_parameters(command.group().replace("/workspace/", "deepseek-ai/"))
-    machine = re.search(r"(\d+)?\s*×?\s*NVIDIA (A100|H100|H200)", str(row["hardware_text"]))
-    if machine is None:
-        raise NotExpressibleError(f"the accelerator of {row['hardware_text']!r}")
-    known, dtype = known_model(name)
-    if row["mean_isl"] is None or row["mean_osl"] is None:
-        raise NotExpressibleError("lengths of the requests")
-    target, rate = known_gpu(machine.group(2)), row["request_rate"] or float("inf")
-    count = int(row["requests"] or row["num_prompts"] or 1000)
-    load = {"num_prompts": count, "input_len": round(row["mean_isl"]), "output_len": round(row["mean_osl"]),
-            "request_rate": rate}  # fmt: skip
-    if row["max_concurrency"]:
-        load["max_concurrency"] = int(row["max_concurrency"])
-    if _of_sharegpt(load["input_len"], load["output_len"]):
-        load["lengths"] = "exponential"
-    names = {"output_throughput": "output_tok_s", "mean_ttft_ms": "mean_ttft_ms", "mean_tpot_ms": "mean_tpot_ms"}
-    if dtype and target.startswith("a100"):
-        dtype = "int8_wo"  # engines multiply 8-bit weights with 16-bit activations on Ampere
-    formats, release = {"dtype": dtype} if dtype else {}, _release(row, stack)
-    if stack == "vllm" and release:  # older ones of the others have no file
-        stack = f"{stack}=={release}"
-    return {"gpu": target, "model": known, "stack": stack, "release": release, "command": "simulate",
-            "measured": {key: row[column] for key, column in names.items() if row[column]},
-            "parameters": {"model": known, "gpu": target, "stack": stack, **formats, **parameters, **load}}  # fmt: skip
-
-
-# ShareGPT's conversations as vLLM samples them: mean lengths of a hundred or a thousand requests, by tokenizer
-_SHAREGPT_MEANS = (200, 240), (180, 230)
-
-
-def _of_sharegpt(*lengths: int) -> bool:
-    """Whether mean lengths are those of ShareGPT; other loads of the source have requests of one length."""
-    return all(low <= length <= high for length, (low, high) in zip(lengths, _SHAREGPT_MEANS, strict=True))
-
-
-def _release(row: Row, stack: str) -> str:
-    """Of the page's list of engines: "vLLM: v0.11.0; SGLang: v0.5.3"."""
-    name = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}[stack]
-    match = re.search(rf"{name}: v?(\d+\.\d+)", str(row["engine_text"] or ""))
-    return match.group(1) if match else ""
-
-
-def server_parameters(command: str) -> tuple[str, dict[str, Any]]:
-    """The model of a server's command line, and its flags as kernelcast's parameters."""
-    words = [word for part in shlex.split(command) for word in (part.split("=", 1) if part[:2] == "--" else [part])]
-    parameters: dict[str, Any] = {}
-    name, at, dp_attention, expert_parallel = "", 1, False, False
-    while at < len(words):
-        word, value = words[at], words[at + 1] if at + 1 < len(words) else ""
-        at += 1
-        if word in _FLAGS:
-            parameters[_FLAGS[word]] = float(value) if "." in value else int(value)
-        elif word == "--kv-cache-dtype":
-            parameters["kv_dtype"] = value.partition("_")[0]
-        elif word == "--enable-dp-attention":
-            dp_attention = True
-        elif word == "--enable-expert-parallel":
-            expert_parallel = True
-        elif word.startswith("--speculative"):
-            raise NotExpressibleError("speculative decoding whose acceptance is not published")
-        elif word.startswith("--performance-mode"):
-            raise NotExpressibleError("vLLM's --performance-mode")
-        elif word.startswith("-") and word not in _NO_EFFECT and word != "-m":
-            raise NotExpressibleError(f"the flag {word}")
-        elif word in ("--model", "--model-path"):
-            name = value
-        elif not name and not word.startswith("-") and "/" in word and word.count("/") == 1:
-            name = word
-    if dp_attention:  # SGLang: attention data parallel within the tensor parallel GPUs, which share the experts
-        ranks = parameters.get("dp", parameters["tp"])
-        parameters |= {"tp": parameters["tp"] // ranks, "dp": ranks}
-    if expert_parallel:
-        parameters["ep"] = parameters.get("tp", 1)
-    if not name:
-        raise NotExpressibleError("the model of the server's command line")
-    return name, parameters
 
 
 # ---- PyTorch models ----

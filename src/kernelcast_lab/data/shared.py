@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from kernelcast.collect.schema import connect
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import text
+from kernelcast.hardware import gpu
+from kernelcast.models import model, model_ids
 from kernelcast_lab.data import aiconfigurator, neusight, pipeweave, vidur
 from kernelcast_lab.data.build import build
 from kernelcast_lab.data.mapping import TableMap
@@ -142,3 +145,26 @@ def read_rows(root: Path | str | None, name: str) -> list[Row]:
     columns = read_table(root, name)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [Row(name, zip(columns, row, strict=True)) for row in rows]
+
+
+@functools.cache
+def known_model(name: str) -> tuple[str, str | None]:
+    """A name of the catalogue, and the format of a quantised checkpoint that the catalogue has in bf16 only."""
+    text = name.rpartition("/")[2].removeprefix("Meta-")
+    spellings = name.replace("DeepSeek-v", "DeepSeek-V"), text.lower().replace(" ", "-")
+    for tried, dtype in (*((each, None) for each in spellings), (text.removesuffix("-FP8"), "fp8_block")):
+        try:
+            found = model(tried).name
+        except KernelcastError:
+            continue
+        if found in model_ids():
+            return found, dtype if tried != name else None
+    raise NotExpressibleError(f"the model {name}")
+
+
+@functools.cache
+def known_gpu(name: str) -> str:
+    try:
+        return gpu(name).id
+    except KernelcastError:
+        raise NotExpressibleError(f"the GPU {name}") from None

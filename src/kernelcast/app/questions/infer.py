@@ -199,7 +199,8 @@ class InferQuestion(PrefillWorkers, EngineLimits, ClusterParameters, shared.Pred
         from kernelcast.errors import DoesNotFit
 
         stack, gib = deployment.stack, 2**30
-        room = stack.cache_room_bytes(deployment.gpu.allocatable_bytes, memory["weights"], memory["activation"])
+        parts = [memory[name] for name in ("stack", "weights", "activation")]
+        room = stack.cache_room_bytes(deployment.gpu.allocatable_bytes, *parts)
         if memory["cache"] > room:
             raise DoesNotFit(
                 f"the batch needs {memory['cache'] / gib:.1f} GiB of KV cache a GPU, and `gpu_memory_utilization` "

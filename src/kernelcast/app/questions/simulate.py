@@ -147,10 +147,13 @@ class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameter
 
     def _pool(self, deployment: Deployment, context: int, replicas: int, drafting: Speculation | None = None,
               offline_prompt: int = 0) -> EnginePool:  # fmt: skip
+        from kernelcast.inference.deployment import step_tokens
         from kernelcast.serving.service import EnginePool, engine_settings
 
         tokens, chunked = self.step_limits
         ranks = self.ranks_of_limits(deployment.layout)
+        if ranks > 1:  # the chunk is of all ranks, by default too
+            tokens = tokens or step_tokens(deployment.stack, deployment.gpu)
         given: dict[str, Any] = {
             "max_num_seqs": self.max_num_seqs and max(1, self.max_num_seqs // ranks),
             "max_num_batched_tokens": tokens and max(1, tokens // ranks),
