@@ -22,11 +22,12 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import Evidence, EvidenceMatch, beyond, range_steps, without_evidence
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, LIMIT_SHARES, aligned, gpu_features
 from kernelcast.forecast.network import Encoder, Floats, Layers, read_tensors
-from kernelcast.forecast.predictor import ByTime, Estimate, Generic, PredictorInput, sustained_shares
+from kernelcast.forecast.predictor import ByTime, Estimate, Generic, PredictorInput, sustained_start_s, tensor_share
 from kernelcast.forecast.prior import Prior
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.hardware.clocks import product_rates
 from kernelcast.hardware.gpu import FMA, MFMA, MMA_SYNC, TCGEN05, WGMMA
-from kernelcast.machine.analyse import PIPELINES, Score, lazy
+from kernelcast.machine.analyse import Score, lazy
 from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.results import EXTRAPOLATED, LEVELS
 
@@ -52,13 +53,20 @@ def nearest_measured_gpu(target: Gpu, measured: Sequence[str]) -> Gpu:
 def clock_shift(sibling: Gpu, target: Gpu) -> float:
     """What the networks learned of ``sibling`` includes its power limit: long GEMMs run at a lower clock there.
 
-    The log of how much less the target's clock is lowered (below 0) or more; 0 where that was not measured on both.
+    The log of how much less the target's clock is lowered (below 0) or more; 0 where that is not known of both.
     """
-    if sibling.id == target.id or not (sibling.long_tensor_fraction and target.long_tensor_fraction):
+    if sibling.id == target.id:
         return 0.0
-    tensor = PIPELINES.index("tensor")
-    held = [g.long_tensor_fraction / float(sustained_shares(g)[tensor, 0]) for g in (sibling, target)]  # type: ignore[operator]
-    return float(np.log(held[0] / held[1]))
+    held = [_held(each) for each in (sibling, target)]
+    return float(np.log(held[0] / held[1])) if held[0] and held[1] else 0.0
+
+
+def _held(gpu: Gpu) -> float | None:
+    """What long GEMMs reach over what short ones do: measured, else by the power that the board allows."""
+    if gpu.long_tensor_fraction:
+        return gpu.long_tensor_fraction / tensor_share(gpu)
+    rates = product_rates(gpu)
+    return rates.lasting / rates.burst if rates else None
 
 
 def format_shift(sibling: Gpu, target: Gpu, dtype: str | None) -> float:
@@ -115,6 +123,8 @@ def shares(known: Sequence[Gpu], target: Gpu, likeness: float) -> NDArray[np.flo
     return np.asarray(weights / weights.sum())
 
 
+# Products of which the campaigns' "measured" and "long" shares are: bursts, and such as a clock follows.
+SHORT_S, LONG_S = 2e-4, 3e-3
 WEIGHTS = Path(__file__).parent / "weights"
 FORMAT = 1
 GENERIC = Generic()  # answers for families without weights
@@ -211,10 +221,17 @@ class FamilyWeights:
             else encoded
         )
         outputs = _mean(self.main, named, self.encoder.positions({**choices, "gpu": sibling.id}))
-        shift = clock_shift(sibling, target) + format_shift(sibling, target, choices.get("dtype"))
-        if shift:
-            outputs[:, 0] += shift * self._tensor_share(values)
+        shift = format_shift(sibling, target, choices.get("dtype"))
+        held = clock_shift(sibling, target)
+        if shift or held:
+            outputs[:, 0] += (shift + held * self._lasting(values, target)) * self._tensor_share(values)
         return outputs
+
+    def _lasting(self, values: Floats, target: Gpu) -> NDArray[np.float64]:
+        """How far calls are from bursts (0) to products that last (1), by their generic time."""
+        at = self.encoder.names.index("launches_worth")
+        octaves = values[:, at].astype(np.float64) + np.log2(sustained_start_s(target) / SHORT_S)
+        return np.clip(octaves / np.log2(LONG_S / SHORT_S), 0.0, 1.0)
 
     def _known(self, nearest: Gpu, target: Gpu, choices: Mapping[str, str | None]) -> list[Gpu]:
         """Of a new generation, the GPUs to answer as: of each generation that ran such calls the most like the
