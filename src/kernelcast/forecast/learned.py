@@ -202,9 +202,13 @@ class FamilyWeights:
             return self._as(nearest, target, values, choices, encoded if nearest.id == target.id else None)
         siblings = self._known(nearest, target, choices)
         each = [self._as(sibling, target, values, choices) for sibling in siblings]
-        weighted = zip(shares(siblings, target, self._likeness), each, strict=True)
-        mean = sum(share * outputs for share, outputs in weighted)  # BLAS would round by the number of rows
-        return np.asarray((mean + self._transferred(encoded, choices)) / 2)
+        counts = shares(siblings, target, self._likeness)
+        # BLAS would round by the number of rows
+        mean = sum(share * outputs for share, outputs in zip(counts, each, strict=True))
+        transferred = self._transferred(encoded, choices)
+        kept = [self._kept(values, sibling, target, choices.get("dtype")) for sibling in siblings]
+        transferred[:, 0] *= sum(share * one for share, one in zip(counts, kept, strict=True))
+        return np.asarray((mean + transferred) / 2)
 
     def _as(
         self,
@@ -225,7 +229,25 @@ class FamilyWeights:
         held = clock_shift(sibling, target)
         if shift or held:
             outputs[:, 0] += (shift + held * self._lasting(values, target)) * self._tensor_share(values)
+        outputs[:, 0] *= self._kept(values, sibling, target, choices.get("dtype"))
         return outputs
+
+    def _kept(self, values: Floats, sibling: Gpu, target: Gpu, dtype: str | None) -> NDArray[np.float64] | float:
+        """How much of a correction that was learned of ``sibling`` holds of a GPU that the networks do not know. It is
+        what a kernel loses beside the pipeline that binds it; one whose SMs get fewer FLOPs or bytes a clock from that
+        pipeline waits for it longer, and loses as much less beside it."""
+        if target.id in self.encoder.vocabulary["gpu"]:
+            return 1.0
+        ratios = [
+            ("tensor_busiest", _ratio(*(each.tensor_flops_per_clk_sm.get(dtype or "") for each in (target, sibling)))),
+            ("dram_share", _ratio(_dram_bytes_per_clk(target), _dram_bytes_per_clk(sibling))),
+        ]
+        lost: NDArray[np.float64] | float = 0.0
+        for name, ratio in ratios:
+            if ratio < 1 and name in self.encoder.names:
+                part = np.exp2(values[:, self.encoder.names.index(name)].astype(np.float64))
+                lost = np.maximum(lost, np.minimum(1.0, part) * (1 - ratio))
+        return 1 - lost
 
     def _lasting(self, values: Floats, target: Gpu) -> NDArray[np.float64]:
         """How far calls are from bursts (0) to products that last (1), by their generic time."""
@@ -321,6 +343,16 @@ def without_gpu(encoder: Encoder, numbers: Floats) -> Floats:
 def naming(encoder: Encoder) -> list[int]:
     """The features that name a GPU, by place."""
     return [at for at, name in enumerate(encoder.names) if name in GPU_FEATURES]
+
+
+def _ratio(value: float | None, reference: float | None) -> float:
+    """At most 1; 1 where one of them is not known."""
+    return min(1.0, value / reference) if value and reference else 1.0
+
+
+def _dram_bytes_per_clk(gpu: Gpu) -> float:
+    """Of an SM."""
+    return gpu.dram_bytes_per_s / (gpu.sm_count * gpu.clock_boost_hz)
 
 
 def softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:

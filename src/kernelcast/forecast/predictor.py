@@ -232,13 +232,15 @@ def _reference_rate(compute_capability: str) -> float | None:
     """What physics says of the GPUs of this compute capability that a share is known of: of measured ones, else of
     those that the networks know."""
     known = [g for g in map(gpu, gpu_ids()) if g.compute_capability == compute_capability]
+    field = "sustained_tensor_fraction"
     known = [g for g in known if g.sustained_tensor_fraction and g.known_as == g.id]
-    rates = [each.burst for each in map(product_rates, [g for g in known if not _estimated(g)] or known) if each]
+    rates = [each.burst for each in map(product_rates, [g for g in known if _measured(field, g)] or known) if each]
     return float(np.mean(rates)) if rates else None
 
 
-def _estimated(known: Gpu) -> bool:
-    return known.sources.get("sustained_tensor_fraction", "").startswith("estimate")
+def _measured(field: str, known: Gpu) -> bool:
+    """Whether it is of a measured campaign, as what the networks were fitted with."""
+    return not known.sources.get(field, "").startswith(("estimate", "published"))
 
 
 def _sustained(field: str, target: Gpu) -> float:
@@ -250,7 +252,9 @@ def _sibling_mean(field: str, compute_capability: str, architecture: str) -> flo
     """Mean over the measured GPUs of its compute capability; else of its architecture; else over NVIDIA's, which the
     networks were fitted with."""
     known = [g for g in map(gpu, gpu_ids()) if getattr(g, field) is not None]
+    if field != "sustained_launch_s":
+        known = [g for g in known if _measured(field, g)]
     siblings = [g for g in known if g.compute_capability == compute_capability]
     siblings = siblings or [g for g in known if g.architecture == architecture]
-    siblings = siblings or [g for g in known if g.vendor == "nvidia" and not _estimated(g)]
+    siblings = siblings or [g for g in known if g.vendor == "nvidia"]
     return float(np.mean([getattr(g, field) for g in siblings]))
