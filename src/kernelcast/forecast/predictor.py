@@ -224,18 +224,23 @@ def tensor_share(target: Gpu) -> float:
     if target.long_tensor_fraction:  # measured in runs that last: networks were fitted with this guess
         return guess
     here, there = product_rates(target), _reference_rate(target.compute_capability)
-    return guess * here.burst / there if here and there else guess
+    if not here or not there:
+        return guess
+    rate, reference = target.tensor_flops_per_clk_sm["fp16"], there[1]
+    # what those lose that a share is known of, beyond physics, weighs less beside tensor cores of a lower rate
+    return float(here.burst * (guess / there[0]) ** min(1.0, rate / reference))
 
 
 @functools.cache
-def _reference_rate(compute_capability: str) -> float | None:
-    """What physics says of the GPUs of this compute capability that a share is known of: of measured ones, else of
-    those that the networks know."""
+def _reference_rate(compute_capability: str) -> tuple[float, float] | None:
+    """What physics says of the GPUs of this compute capability that a share is known of, and their 16-bit FLOPs a clock
+    and SM: of measured ones, else of those that the networks know."""
     known = [g for g in map(gpu, gpu_ids()) if g.compute_capability == compute_capability]
     field = "sustained_tensor_fraction"
     known = [g for g in known if g.sustained_tensor_fraction and g.known_as == g.id]
-    rates = [each.burst for each in map(product_rates, [g for g in known if _measured(field, g)] or known) if each]
-    return float(np.mean(rates)) if rates else None
+    known = [g for g in known if _measured(field, g)] or known
+    rates = [(each.burst, g.tensor_flops_per_clk_sm["fp16"]) for g in known if (each := product_rates(g))]
+    return (float(np.mean([r for r, _ in rates])), max(r for _, r in rates)) if rates else None
 
 
 def _measured(field: str, known: Gpu) -> bool:
