@@ -89,6 +89,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "sm_count": (8, 400),
     "clock_base_hz": (5e8, 4e9),
     "clock_boost_hz": (5e8, 4e9),
+    "clock_max_hz": (5e8, 4e9),
     "clock_tensor_hz": (5e8, 4e9),
     "clock_sustained_hz": (5e8, 4e9),
     "xu_ops_per_clk_sm": (4, 64),

@@ -18,6 +18,7 @@ from kernelcast.forecast.predictor import ranked_times, sustained_shares, sustai
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.gpu import TCGEN05, WGMMA
 from kernelcast.machine.analyse import PIPELINES, Analysis, summed
+from kernelcast.machine.limits import PER_SM
 from kernelcast.ops.work import Array, Number
 
 GPU_FEATURES = ("sustained_tensor", "sustained_dram", "wgmma", "tcgen05")
@@ -26,6 +27,7 @@ KEEP = 3  # candidates whose features count
 _STEP_CYCLES = 500.0  # one dependent load-compute step: about one trip to L2 and back
 _SMALLEST = 1e-3  # a limit below a thousandth of the time does not matter
 _NO_BUSIEST = ("dram", "link", "launch")
+_CORE = np.array([name in PER_SM for name in PIPELINES])
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,12 @@ def features(ranked: Sequence[tuple[Analysis, ...]], hints: Mapping[str, Array],
     best = [candidates[0] for candidates in ranked]
     times = work_times(best, gpu)
     total = summed(times)
-    bound = summed([work.bound for work in best])
+    limits = [at_boost(work.limits, gpu) for work in best]
+    bound = summed([work.max(axis=0) for work in limits])
     columns: dict[str, Number] = {
         "launches_worth": _log(total / sustained_start_s(gpu)),
         "over_bound": _log(total / bound),
-        **_limits(best, gpu, total),
+        **_limits(best, limits, gpu, total),
         **_memory(best, gpu),
     }
     tiled = [index for index, candidates in enumerate(ranked) if candidates[0].tile]
@@ -88,9 +91,14 @@ def _log(ratio: Array) -> Array:
     return np.log2(np.maximum(ratio, 1e-9))
 
 
-def _limits(best: Sequence[Analysis], gpu: Gpu, total: Array) -> dict[str, Array]:
+def at_boost(limits: Array, gpu: Gpu) -> Array:
+    """(pipelines, calls) at the advertised boost clock, which limits of the GPUs that were fitted are at."""
+    return limits if gpu.clock_reserve == 1 else limits * np.where(_CORE, gpu.clock_reserve, 1.0)[:, None]
+
+
+def _limits(best: Sequence[Analysis], limits: Sequence[Array], gpu: Gpu, total: Array) -> dict[str, Array]:
     """Each pipeline's share of the time: spread evenly, and on the busiest SM at the rate it sustains."""
-    even = summed([work.limits for work in best]) / total
+    even = summed(limits) / total
     busiest = summed([work.busiest_limits for work in best]) / sustained_shares(gpu) / total
     columns = {}
     logs = (np.log2(np.maximum(share, _SMALLEST)) for share in (even, busiest))

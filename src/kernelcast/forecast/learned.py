@@ -22,11 +22,12 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import Evidence, EvidenceMatch, beyond, range_steps, without_evidence
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, LIMIT_SHARES, aligned, gpu_features
 from kernelcast.forecast.network import Encoder, Floats, Layers, read_tensors
-from kernelcast.forecast.predictor import ByTime, Estimate, Generic, PredictorInput, sustained_shares
+from kernelcast.forecast.predictor import ByTime, Estimate, Generic, PredictorInput, sustained_start_s, tensor_share
 from kernelcast.forecast.prior import Prior
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.hardware.clocks import product_rates
 from kernelcast.hardware.gpu import FMA, MFMA, MMA_SYNC, TCGEN05, WGMMA
-from kernelcast.machine.analyse import PIPELINES, Score, lazy
+from kernelcast.machine.analyse import Score, lazy
 from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.results import EXTRAPOLATED, LEVELS
 
@@ -52,13 +53,20 @@ def nearest_measured_gpu(target: Gpu, measured: Sequence[str]) -> Gpu:
 def clock_shift(sibling: Gpu, target: Gpu) -> float:
     """What the networks learned of ``sibling`` includes its power limit: long GEMMs run at a lower clock there.
 
-    The log of how much less the target's clock is lowered (below 0) or more; 0 where that was not measured on both.
+    The log of how much less the target's clock is lowered (below 0) or more; 0 where that is not known of both.
     """
-    if sibling.id == target.id or not (sibling.long_tensor_fraction and target.long_tensor_fraction):
+    if sibling.id == target.id:
         return 0.0
-    tensor = PIPELINES.index("tensor")
-    held = [g.long_tensor_fraction / float(sustained_shares(g)[tensor, 0]) for g in (sibling, target)]  # type: ignore[operator]
-    return float(np.log(held[0] / held[1]))
+    held = [_held(each) for each in (sibling, target)]
+    return float(np.log(held[0] / held[1])) if held[0] and held[1] else 0.0
+
+
+def _held(gpu: Gpu) -> float | None:
+    """What long GEMMs reach over what short ones do: measured, else by the power that the board allows."""
+    if gpu.long_tensor_fraction:
+        return gpu.long_tensor_fraction / tensor_share(gpu)
+    rates = product_rates(gpu)
+    return rates.lasting / rates.burst if rates else None
 
 
 def format_shift(sibling: Gpu, target: Gpu, dtype: str | None) -> float:
@@ -115,6 +123,8 @@ def shares(known: Sequence[Gpu], target: Gpu, likeness: float) -> NDArray[np.flo
     return np.asarray(weights / weights.sum())
 
 
+# Products of which the campaigns' "measured" and "long" shares are: bursts, and such as a clock follows.
+SHORT_S, LONG_S = 2e-4, 3e-3
 WEIGHTS = Path(__file__).parent / "weights"
 FORMAT = 1
 GENERIC = Generic()  # answers for families without weights
@@ -192,9 +202,13 @@ class FamilyWeights:
             return self._as(nearest, target, values, choices, encoded if nearest.id == target.id else None)
         siblings = self._known(nearest, target, choices)
         each = [self._as(sibling, target, values, choices) for sibling in siblings]
-        weighted = zip(shares(siblings, target, self._likeness), each, strict=True)
-        mean = sum(share * outputs for share, outputs in weighted)  # BLAS would round by the number of rows
-        return np.asarray((mean + self._transferred(encoded, choices)) / 2)
+        counts = shares(siblings, target, self._likeness)
+        # BLAS would round by the number of rows
+        mean = sum(share * outputs for share, outputs in zip(counts, each, strict=True))
+        transferred = self._transferred(encoded, choices)
+        kept = [self._kept(values, sibling, target, choices.get("dtype")) for sibling in siblings]
+        transferred[:, 0] *= sum(share * one for share, one in zip(counts, kept, strict=True))
+        return np.asarray((mean + transferred) / 2)
 
     def _as(
         self,
@@ -211,10 +225,35 @@ class FamilyWeights:
             else encoded
         )
         outputs = _mean(self.main, named, self.encoder.positions({**choices, "gpu": sibling.id}))
-        shift = clock_shift(sibling, target) + format_shift(sibling, target, choices.get("dtype"))
-        if shift:
-            outputs[:, 0] += shift * self._tensor_share(values)
+        shift = format_shift(sibling, target, choices.get("dtype"))
+        held = clock_shift(sibling, target)
+        if shift or held:
+            outputs[:, 0] += (shift + held * self._lasting(values, target)) * self._tensor_share(values)
+        outputs[:, 0] *= self._kept(values, sibling, target, choices.get("dtype"))
         return outputs
+
+    def _kept(self, values: Floats, sibling: Gpu, target: Gpu, dtype: str | None) -> NDArray[np.float64] | float:
+        """How much of a correction that was learned of ``sibling`` holds of a GPU that the networks do not know. It is
+        what a kernel loses beside the pipeline that binds it; one whose SMs get fewer FLOPs or bytes a clock from that
+        pipeline waits for it longer, and loses as much less beside it."""
+        if target.id in self.encoder.vocabulary["gpu"]:
+            return 1.0
+        ratios = [
+            ("tensor_busiest", _ratio(*(each.tensor_flops_per_clk_sm.get(dtype or "") for each in (target, sibling)))),
+            ("dram_share", _ratio(_dram_bytes_per_clk(target), _dram_bytes_per_clk(sibling))),
+        ]
+        lost: NDArray[np.float64] | float = 0.0
+        for name, ratio in ratios:
+            if ratio < 1 and name in self.encoder.names:
+                part = np.exp2(values[:, self.encoder.names.index(name)].astype(np.float64))
+                lost = np.maximum(lost, np.minimum(1.0, part) * (1 - ratio))
+        return 1 - lost
+
+    def _lasting(self, values: Floats, target: Gpu) -> NDArray[np.float64]:
+        """How far calls are from bursts (0) to products that last (1), by their generic time."""
+        at = self.encoder.names.index("launches_worth")
+        octaves = values[:, at].astype(np.float64) + np.log2(sustained_start_s(target) / SHORT_S)
+        return np.clip(octaves / np.log2(LONG_S / SHORT_S), 0.0, 1.0)
 
     def _known(self, nearest: Gpu, target: Gpu, choices: Mapping[str, str | None]) -> list[Gpu]:
         """Of a new generation, the GPUs to answer as: of each generation that ran such calls the most like the
@@ -304,6 +343,16 @@ def without_gpu(encoder: Encoder, numbers: Floats) -> Floats:
 def naming(encoder: Encoder) -> list[int]:
     """The features that name a GPU, by place."""
     return [at for at, name in enumerate(encoder.names) if name in GPU_FEATURES]
+
+
+def _ratio(value: float | None, reference: float | None) -> float:
+    """At most 1; 1 where one of them is not known."""
+    return min(1.0, value / reference) if value and reference else 1.0
+
+
+def _dram_bytes_per_clk(gpu: Gpu) -> float:
+    """Of an SM."""
+    return gpu.dram_bytes_per_s / (gpu.sm_count * gpu.clock_boost_hz)
 
 
 def softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:

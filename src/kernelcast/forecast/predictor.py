@@ -2,7 +2,8 @@
 generic one itself, which is physics alone.
 
 Generic: each pipeline sustains a share of its peak; pipelines overlap well but not perfectly (a 4-norm); the launch
-floor comes on top. The shares of tensor cores and DRAM are those measured on the GPU, else the mean of its siblings.
+floor comes on top. The shares of tensor cores and DRAM are those measured on the GPU, else the mean of its siblings, of tensor cores times
+what the boards' power allows (``hardware/clocks.py``).
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 
 from kernelcast.forecast.evidence import UNMATCHED, EvidenceMatch, without_evidence
 from kernelcast.hardware import Gpu, gpu, gpu_ids
+from kernelcast.hardware.clocks import product_rates
 from kernelcast.machine.analyse import PIPELINES, Analysis, Candidates, Score, lazy, overlapped, summed
-from kernelcast.machine.limits import NOTHING
+from kernelcast.machine.limits import NOTHING, PER_SM
 from kernelcast.ops.base import Calls, Configuration, Kernel
 from kernelcast.ops.work import Array, Number
 from kernelcast.results import EXTRAPOLATED
@@ -200,16 +202,50 @@ def sustained_start_s(target: Gpu) -> float:
 
 
 def sustained_shares(target: Gpu) -> Array:
-    """(pipelines, 1) share of each peak that this GPU sustains."""
-    return _shares(_sustained("sustained_tensor_fraction", target), _sustained("sustained_dram_fraction", target))
+    """(pipelines, 1) share of each peak, at its highest clock, that this GPU sustains."""
+    return _shares(tensor_share(target), _sustained("sustained_dram_fraction", target), target.clock_reserve)
 
 
 @functools.cache
-def _shares(tensor: float, dram: float) -> Array:
+def _shares(tensor: float, dram: float, reserve: float) -> Array:
     by_name = {**_SHARES, "tensor": tensor, "dram": dram}
-    shares = np.array([by_name[name] for name in PIPELINES])[:, None]
+    core = {*PER_SM} if reserve != 1 else set()
+    shares = np.array([by_name[name] / (reserve if name in core else 1) for name in PIPELINES])[:, None]
     shares.flags.writeable = False  # it is shared
     return shares
+
+
+def tensor_share(target: Gpu) -> float:
+    """Share of the published 16-bit peak that its large products reach: measured, else that of its siblings, times what
+    the watts of the two boards let their silicon do."""
+    if target.sustained_tensor_fraction:
+        return target.sustained_tensor_fraction
+    guess = _sustained("sustained_tensor_fraction", target)
+    if target.long_tensor_fraction:  # measured in runs that last: networks were fitted with this guess
+        return guess
+    here, there = product_rates(target), _reference_rate(target.compute_capability)
+    if not here or not there:
+        return guess
+    rate, reference = target.tensor_flops_per_clk_sm["fp16"], there[1]
+    # what those lose that a share is known of, beyond physics, weighs less beside tensor cores of a lower rate
+    return float(here.burst * (guess / there[0]) ** min(1.0, rate / reference))
+
+
+@functools.cache
+def _reference_rate(compute_capability: str) -> tuple[float, float] | None:
+    """What physics says of the GPUs of this compute capability that a share is known of, and their 16-bit FLOPs a clock
+    and SM: of measured ones, else of those that the networks know."""
+    known = [g for g in map(gpu, gpu_ids()) if g.compute_capability == compute_capability]
+    field = "sustained_tensor_fraction"
+    known = [g for g in known if g.sustained_tensor_fraction and g.known_as == g.id]
+    known = [g for g in known if _measured(field, g)] or known
+    rates = [(each.burst, g.tensor_flops_per_clk_sm["fp16"]) for g in known if (each := product_rates(g))]
+    return (float(np.mean([r for r, _ in rates])), max(r for _, r in rates)) if rates else None
+
+
+def _measured(field: str, known: Gpu) -> bool:
+    """Whether it is of a measured campaign, as what the networks were fitted with."""
+    return not known.sources.get(field, "").startswith(("estimate", "published"))
 
 
 def _sustained(field: str, target: Gpu) -> float:
@@ -221,6 +257,8 @@ def _sibling_mean(field: str, compute_capability: str, architecture: str) -> flo
     """Mean over the measured GPUs of its compute capability; else of its architecture; else over NVIDIA's, which the
     networks were fitted with."""
     known = [g for g in map(gpu, gpu_ids()) if getattr(g, field) is not None]
+    if field != "sustained_launch_s":
+        known = [g for g in known if _measured(field, g)]
     siblings = [g for g in known if g.compute_capability == compute_capability]
     siblings = siblings or [g for g in known if g.architecture == architecture]
     siblings = siblings or [g for g in known if g.vendor == "nvidia"]

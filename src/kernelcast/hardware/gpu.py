@@ -51,6 +51,7 @@ class Gpu(HtmlRepr):
     sm_count: int
     clock_base_hz: float
     clock_boost_hz: float
+    clock_max_hz: float | None = None  # the highest that its driver lists; None: it never exceeds clock_boost_hz
     clock_tensor_hz: float | None = None  # the clock behind the published tensor peak, when it differs
     clock_sustained_hz: float | None = None
     tensor_flops_per_clk_sm: Rates  # dense, fp32 accumulate (int32 for int8); by dtype
@@ -156,6 +157,11 @@ class Gpu(HtmlRepr):
     def tensor_clock_hz(self) -> float:
         return self.clock_tensor_hz or self.clock_boost_hz
 
+    @property
+    def clock_reserve(self) -> float:
+        """Its highest clock over the advertised boost clock, which published peaks are at."""
+        return (self.clock_max_hz or self.clock_boost_hz) / self.clock_boost_hz
+
     def tensor_flops_per_s(self, dtype: str) -> float:
         """Dense tensor-core peak for ``dtype``; 0 when it has none."""
         return self.tensor_flops_per_clk_sm.get(dtype, 0.0) * self.sm_count * self.tensor_clock_hz
@@ -207,6 +213,8 @@ class Gpu(HtmlRepr):
         origin = self.origin or self
         for name, value in changes.items():
             _check_plausible(origin, name, value)
+        if self.clock_max_hz and "clock_boost_hz" in values and "clock_max_hz" not in values:
+            values["clock_max_hz"] = self.clock_reserve * values["clock_boost_hz"]  # all clocks move together
         changed = dataclasses.replace(self, **values, origin=origin)
         effective = {k: v for k, v in {**self.changes, **changes}.items() if changed.number(k) != origin.number(k)}
         if not effective:  # every number is as it was

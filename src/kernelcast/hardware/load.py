@@ -21,6 +21,7 @@ _TABLES = (*RATE_TABLES, "published_flops_per_s")
 TOLERANCE = 0.03  # vendors round clocks and peaks
 _ORDERED = (
     ("clock_base_hz", "clock_boost_hz"),
+    ("clock_boost_hz", "clock_max_hz"),
     ("clock_tensor_hz", "clock_boost_hz"),
     ("clock_sustained_hz", "clock_boost_hz"),
     ("l2_bytes", "dram_bytes"),

@@ -2,7 +2,8 @@
 SMs (occupancy, the busiest SM), in closed forms, so that a million calls take one pass.
 
 ``share`` is how many mean tasks one SM does: tasks / SMs for the limit proper, more for the busiest SM. The
-prediction's bound is the largest of these named terms; any can be left out to see its effect.
+prediction's bound is the largest of these named terms; any can be left out to see its effect. Pipelines of the core run
+at the highest clock of the card (``clock_reserve`` over the boost clock that its published peaks are at).
 """
 
 from __future__ import annotations
@@ -65,39 +66,40 @@ def tensor(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Matrix FLOPs of an SM over the SM's matrix rate."""
     if _absent(work.tensor_flops):
         return NOTHING
-    return share * work.tensor_flops * _inverse(gpu.tensor_flops_per_s(work.tensor_dtype) / gpu.sm_count)
+    return share * work.tensor_flops * _inverse(gpu.tensor_flops_per_s(work.tensor_dtype) * gpu.clock_reserve / gpu.sm_count)
 
 
 def fma(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Vector FLOPs of an SM over the SM's vector rate."""
     if _absent(work.fma_flops):
         return NOTHING
-    return share * work.fma_flops * _inverse(gpu.fma_flops_per_s(work.fma_dtype) / gpu.sm_count)
+    return share * work.fma_flops * _inverse(gpu.fma_flops_per_s(work.fma_dtype) * gpu.clock_reserve / gpu.sm_count)
 
 
 def xu(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Special functions (exp, rsqrt, …) of an SM over its special-function rate."""
     if _absent(work.xu_ops):
         return NOTHING
-    return share * work.xu_ops / (gpu.xu_ops_per_s / gpu.sm_count)
+    return share * work.xu_ops / (gpu.xu_ops_per_s * gpu.clock_reserve / gpu.sm_count)
 
 
 def smem(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Shared-memory bytes of an SM over its shared-memory rate."""
     if _absent(work.smem_bytes):
         return NOTHING
-    return share * work.smem_bytes / (gpu.smem_bytes_per_s / gpu.sm_count)
+    return share * work.smem_bytes / (gpu.smem_bytes_per_s * gpu.clock_reserve / gpu.sm_count)
 
 
 def issue(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Warp instructions of an SM over what its schedulers issue."""
-    return share * warp_instructions(work, gpu) / (gpu.issue_warps_per_s / gpu.sm_count)
+    return share * warp_instructions(work, gpu) / (gpu.issue_warps_per_s * gpu.clock_reserve / gpu.sm_count)
 
 
 def l2(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Bytes between SMs and L2: all of them over L2's rate, or one SM's over its own port."""
-    whole = np.asarray(work.tasks) * work.l2_bytes / gpu.l2_bytes_per_s
-    port = share * (np.asarray(work.l2_bytes) + work.multicast_bytes) / (gpu.l2_bytes_per_clk_sm * gpu.clock_boost_hz)
+    clock_hz = gpu.clock_boost_hz * gpu.clock_reserve
+    whole = np.asarray(work.tasks) * work.l2_bytes / (gpu.l2_bytes_per_clk * clock_hz)
+    port = share * (np.asarray(work.l2_bytes) + work.multicast_bytes) / (gpu.l2_bytes_per_clk_sm * clock_hz)
     return np.maximum(whole, port)
 
 

@@ -51,6 +51,8 @@ def _batch_norm_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 def _normed(kernel: str, x: Tensor, weight: Tensor | None, trains: bool) -> Launch:
     weights = weight.dtype if weight is not None and weight.dtype != x.dtype else None
+    if len(x.shape) < 3:
+        weights = None  # rows are ATen's own, in whatever formats: cuDNN takes feature maps
     return launch("norms", kernel, **_planes(x), layout=layout_of(x), training=trains, weights=weights,
                   dtype=number_format(x))  # fmt: skip
 
