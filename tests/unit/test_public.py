@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from kernelcast.forecast.end_to_end import EndToEnd, Setting
-from kernelcast_lab.data.published import PublishedCase, known_model, server_parameters
+from kernelcast_lab.data.gpustack import server_parameters
+from kernelcast_lab.data.published import PublishedCase, known_model
 from kernelcast_lab.data.shared import NotExpressibleError
 from kernelcast_lab.evaluate.public import NAMES, ScoredCase, SourceScores, digest, figures, sampled, score
 from kernelcast_lab.evaluate.public_report import page, short_table, write_page
