@@ -129,7 +129,7 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     dispatcher: Annotated[
         str | None,
-        _layout(metavar="NAME", help="of tokens to experts: alltoall, deepep (HybridEP too)", unless_given="alltoall",
+        _layout(metavar="NAME", help="of tokens to experts: alltoall, deepep, hybridep", unless_given="alltoall",
                 reads=partial(_reads, "dispatcher")),
     ] = None  # fmt: skip
     overlap: Annotated[
@@ -169,9 +169,11 @@ class JobParameters(Question):
     offload_optimizer: Annotated[
         bool | None, _memory("--offload-optimizer/--no-offload-optimizer", help="to the host")
     ] = None
-    cuda_graphs: Annotated[bool | None, option("--cuda-graphs/--no-cuda-graphs", help="kernels replay from graphs")] = (
-        None
-    )
+    cuda_graphs: Annotated[
+        str | None,
+        option(metavar="NAME", help="full: of the iteration; partial: all but experts; none", unless_given="none",
+               reads=partial(_reads, "cuda_graphs")),
+    ] = None  # fmt: skip
     mtp: Annotated[bool | None, option("--mtp/--no-mtp", help="train the layers for multi-token prediction too")] = None
     lora_rank: Annotated[int | None, _tuning(help="LoRA of this rank on a frozen model", minimum=1)] = None
     lora_targets: Annotated[str | None, _tuning(metavar="NAME,..", help="qkv, proj, fc1, fc2 (all)")] = None
@@ -284,7 +286,7 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
             offload=Offload(self.offload_layers or 0, bool(self.offload_optimizer)),
             tp_overlap=bool(self.tp_overlap) and layout.tp > 1, routing=self.value("routing"),
             packed=bool(self.packed) or self.mean_length is not None, mean_length=self.mean_length or 0,
-            cuda_graphs=bool(self.cuda_graphs), dispatcher=self.value("dispatcher"),
+            cuda_graphs=self.value("cuda_graphs").replace("none", ""), dispatcher=self.value("dispatcher"),
             expert_overlap=bool(self.expert_overlap), mtp=bool(self.mtp),
         )  # fmt: skip
         return job, filled

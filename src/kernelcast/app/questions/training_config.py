@@ -153,8 +153,8 @@ def _joined(found: dict[str, Any], path: Path, known: Collection[str]) -> dict[s
         result.pop("packed", None)
     if "mtp" in taken:
         result["mtp"] = bool(taken["mtp"])
-    if isinstance(taken.get("cuda_graphs"), str):
-        result["cuda_graphs"] = taken["cuda_graphs"].lower() not in ("none", "false", "")
+    if isinstance(taken.get("cuda_graphs"), bool):
+        result["cuda_graphs"] = "full" if taken["cuda_graphs"] else "none"
     for name in ("recompute_modules", "lora_targets"):
         if isinstance(taken.get(name), list):
             result[name] = ",".join(str(each) for each in taken[name])
@@ -173,8 +173,8 @@ def _plain(value: Any) -> Any:
 
 
 _TEXTS = ("precision", "recompute", "recompute_method", "recompute_modules", "schedule", "cp_comm", "dispatcher",
-          "optimizer", "lora_targets", "gradients", "model", "gpus", "stack")  # fmt: skip
-_SWITCHES = ("sequence_parallel", "distributed_optimizer", "overlap", "tp_overlap", "expert_overlap", "cuda_graphs",
+          "cuda_graphs", "optimizer", "lora_targets", "gradients", "model", "gpus", "stack")  # fmt: skip
+_SWITCHES = ("sequence_parallel", "distributed_optimizer", "overlap", "tp_overlap", "expert_overlap",
              "mtp", "packed", "offload_optimizer")  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def _extras(run: TrainingRun) -> list[str]:
     return [
         *words,
         *([job.optimizer] if job.optimizer != "adamw" else []),
-        *(["CUDA graphs"] if job.cuda_graphs else []),
+        *([f"{job.cuda_graphs} CUDA graphs"] if job.cuda_graphs else []),
     ]
 
 
