@@ -131,6 +131,7 @@ def _shape(job: TrainingJob) -> tuple[Any, ...]:
         layout.expert_tp, layout.sequence_parallel, layout.gpus_per_node, layout.between_nodes, job.stack,
         job.precision, job.recompute.mode == "selective" and job.recompute.modules, job.lora, job.tp_overlap,
         job.routing, job.packed and job.mean_length, job.dispatcher, job.cuda_graphs, job.mtp, job.expert_overlap,
+        layout.micro_batches > 1,
     )  # fmt: skip
 
 
