@@ -55,6 +55,8 @@ OVER_COPY = 1.25
 # 14% longer than those of inputs (57,344 x 8,192; 16,384 x 16,384; SimuMax, configs/system/b200_bf16_ceperm.json)
 ACCUMULATION = 0.6
 FP8_ATTENTION = 1.4  # times 16-bit kernels: forward at head size 128, 8,192 tokens, H100 (the same paper, figure 7)
+_LOOP = 1 / 3  # of a launch from Python: experts' products are launched one by one in C++ (TE's GroupedLinear), each with
+# the casts of narrow formats
 BACKWARD_SCAN = 2.5  # state-space and delta-rule mixers: recomputed states and the gradients of both operands
 
 
@@ -552,7 +554,7 @@ class Builder:
         self.vector("permutation", pairs, width, permutes)
         local = block.experts // layout.ep
         each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)
-        launches = 1.0 if self.stack.grouped_gemm else float(local)
+        launches = float(local) * (1.0 if not self.narrow else 3.0) * (_LOOP if self.stack.grouped_gemm else 1.0)
         up = inter * (2 if block.gated else 1)
         self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
                     gather=False)  # fmt: skip
