@@ -31,7 +31,6 @@ PARTS = (
 )  # fmt: skip
 _KINDS = ("compute", TENSOR, CONTEXT, EXPERT)  # of a pass
 _PASSES = ("forward", "backward", "wgrad", "recompute")
-ENERGY_BY_BITS = 1.25  # energy of a product by its bits: a multiplier's area grows faster than they do
 _BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, where another micro-batch's overlap them
 
 
@@ -60,15 +59,19 @@ def _launches(one: Pass, job: TrainingJob) -> float:
 
 
 def call_s(call: Call, times: Times) -> float:
-    """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes less than half of
-    the energy."""
+    """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes half the energy."""
     gpu, time_s = times.gpu, times[call].interval.value
-    if gpu.tensor_flops_per_j is None or call.op != "gemm":
+    if gpu.tensor_flops_per_j is None or call.op not in ("gemm", "attention"):
         return time_s
     given = call.arguments
-    bits = 8 * find_dtype(given["dtype"]).act_bytes
-    flops = 2.0 * given["m"] * given["n"] * given["k"] / (16 / bits) ** ENERGY_BY_BITS
-    return max(time_s, float(flops / (gpu.tensor_flops_per_j * root_of(gpu).power_w)))
+    bytes_each = find_dtype(given["dtype"]).act_bytes
+    if call.op == "gemm":
+        flops = 2.0 * given["m"] * given["n"] * given["k"]
+    else:
+        queries, keys = given["q_len"], given["kv_len"]
+        seen = keys - (queries - 1) / 2 if given["causal"] else keys
+        flops = 4.0 * given["batch"] * given["q_heads"] * given["head_dim"] * queries * seen
+    return max(time_s, float(flops * bytes_each / 2 / (gpu.tensor_flops_per_j * root_of(gpu).power_w)))
 
 
 def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
@@ -131,6 +134,7 @@ def _shape(job: TrainingJob) -> tuple[Any, ...]:
         layout.expert_tp, layout.sequence_parallel, layout.gpus_per_node, layout.between_nodes, job.stack,
         job.precision, job.recompute.mode == "selective" and job.recompute.modules, job.lora, job.tp_overlap,
         job.routing, job.packed and job.mean_length, job.dispatcher, job.cuda_graphs, job.mtp, job.expert_overlap,
+        layout.micro_batches > 1,
     )  # fmt: skip
 
 
