@@ -1,8 +1,8 @@
 """The layout that trains a model fastest on so many GPUs: every layout that is valid, those that fit, ranked by time.
 
 Layouts are those that Megatron-LM accepts: sizes that divide the GPUs, heads, widths, experts and the batch. Memory
-decides first (``training/job_memory.py``), then steps are forecast together, in the order of the least time that their FLOPs and
-their pipeline allow; once that is more than the best step found, the rest cannot be faster.
+decides first (``training/job_memory.py``), then steps are forecast together, in the order of the least time that their
+FLOPs and their pipeline allow; once that is more than the best step found, the rest cannot be faster.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.end_to_end import end_to_end
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import check_heads
@@ -25,7 +26,7 @@ from kernelcast.results import LEVELS
 from kernelcast.stacks.training_stack import TrainingStack, training_stack
 from kernelcast.training.job import Recompute, TrainingJob, TrainingPrecision
 from kernelcast.training.job import precision as named_precision
-from kernelcast.training.job_memory import peak
+from kernelcast.training.job_memory import least_bytes, peak
 from kernelcast.training.job_work import model_flops
 from kernelcast.training.layout import TrainingLayout, node_gpus
 from kernelcast.training.step import STEP
@@ -35,6 +36,7 @@ _CHUNK = 512  # steps that are forecast together
 _LEAST_TOKENS = 1024  # of a context parallel rank: fewer are never worth its communication
 _UNEVEN = 1.25  # layers of the largest part over the mean, at most
 _MICRO_BATCHES = (1, 2, 4, 8)
+_ALL = Recompute("full")
 _VIRTUAL = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 
 
@@ -70,10 +72,10 @@ class LayoutSearch:
 
     @cached_property
     def close(self) -> tuple[TrainingForecast, ...]:
-        """Other layouts that may be the fastest. Layouts of a model share most of their error: what is forecast too long
-        in one is in the other. So of two, each kind of time (compute, each sort of communication, bubble, …) is taken to
-        be off by the interval's share, by itself: they are close where the difference of the steps is within the
-        square root of the sum of squares of what differs, times that share."""
+        """Other layouts that may be the fastest. Layouts of a model share most of their error: what is forecast too
+        long in one is in the other. So of two, each kind of time (compute, each sort of communication, bubble, …) is
+        taken to be off by the interval's share, by itself: they are close where the difference of the steps is within
+        the square root of the sum of squares of what differs, times that share."""
         best = self.best
         share = (best.high_s - best.low_s) / 2 / best.time_s
 
@@ -85,8 +87,9 @@ class LayoutSearch:
     @cached_property
     def surer(self) -> TrainingForecast | None:
         """The fastest on better evidence than the best has; None: none is."""
-        level = LEVELS.index(self.best.support)
-        return next((each for each in self.ranked if LEVELS.index(each.support) < level), None)
+        level, run = LEVELS.index(self.best.support), end_to_end()
+        known = (each for each in self.ranked if LEVELS.index(run.level(each.setting)) < level)
+        return next((each for each in known if LEVELS.index(each.support) < level), None)
 
     @property
     def lead(self) -> float:
@@ -111,11 +114,9 @@ def search_layouts(
             f"no layout of {gpus} GPUs divides {model.name} and a global batch of {global_batch}: give other gpus, "
             "global_batch, or fewer limits on sizes"
         )
-    needed = [peak(job) for job in jobs]
-    fitting = [job for job, memory in zip(jobs, needed, strict=True) if memory.fits]
+    fitting = sorted(_fitting(jobs), key=least_s)
     if not fitting:
-        raise _none_fits(model, gpu, gpus, jobs, [memory.missing_bytes for memory in needed])
-    fitting.sort(key=least_s)
+        raise _none_fits(jobs)
     ranked = _ranked(fitting, conditions, times, progress)
     return LayoutSearch(ranked=ranked, tried=len(jobs), too_large=len(jobs) - len(fitting),
                         slower=len(fitting) - len(ranked))  # fmt: skip
@@ -149,15 +150,39 @@ def least_s(job: TrainingJob) -> float:
     return model_flops(job) / job.gpus / peak_flops * (1 + waits)
 
 
-def _none_fits(
-    model: Architecture, gpu: Gpu, gpus: int, jobs: Sequence[TrainingJob], missing: Sequence[float]
-) -> DoesNotFit:
-    at = min(range(len(jobs)), key=missing.__getitem__)
-    job, memory = jobs[at], peak(jobs[at])
+def _sharded(job: TrainingJob) -> tuple[int, ...]:
+    """What decides what a rank holds all the time."""
+    layout = job.layout
+    return layout.tp, layout.cp, layout.pp, layout.ep, layout.expert_tp, layout.zero
+
+
+def _fitting(jobs: Sequence[TrainingJob]) -> Iterator[TrainingJob]:
+    """Those that fit. Where parameters and states alone do not, or not with everything recomputed (which needs the
+    least of all ways), the other jobs of that layout are not looked at."""
+    available = jobs[0].gpu.dram_bytes - jobs[0].stack.reserved_bytes
+    held: dict[tuple[int, ...], bool] = {}
+    recomputed: dict[tuple[TrainingLayout, int], bool] = {}
+    for job in jobs:
+        key, layout = _sharded(job), (job.layout, job.micro_batch)
+        if key not in held:
+            held[key] = least_bytes(job) <= available
+        if held[key] and layout not in recomputed:
+            recomputed[layout] = peak(replace(job, recompute=_ALL)).fits
+        if held[key] and recomputed[layout] and (job.recompute == _ALL or peak(job).fits):
+            yield job
+
+
+def _none_fits(jobs: Sequence[TrainingJob]) -> DoesNotFit:
+    """Of the layouts that hold least, the one that lacks least."""
+    held = {_sharded(job): job for job in jobs}
+    least = sorted(held, key=lambda key: least_bytes(held[key]))[:8]
+    missing = [(peak(job).missing_bytes, at) for at, job in enumerate(jobs) if _sharded(job) in least]
+    job = jobs[min(missing)[1]]
+    memory = peak(job)
     return DoesNotFit(
-        f"none of {len(jobs):,} layouts of {model.name} on {gpus} x {gpu.id} fits: the closest, {job.layout.label}, "
-        f"micro-batch {job.micro_batch}, recompute {job.recompute.mode}, lacks {memory.missing_bytes / 2**30:,.1f} GiB "
-        "a GPU; give more GPUs, a shorter seq or offload",
+        f"none of {len(jobs):,} layouts of {job.model.name} on {job.gpus} x {job.gpu.id} fits: {job.layout.label}, "
+        f"micro-batch {job.micro_batch}, recompute {job.recompute.mode} comes closest and lacks "
+        f"{memory.missing_bytes / 2**30:,.1f} GiB a GPU; give more GPUs, a shorter seq or offload",
         memory,
     )
 
@@ -244,4 +269,4 @@ def _recomputes(model: Architecture) -> tuple[Recompute, ...]:
     cheap += ["moe_act"] if any(isinstance(layer.mlp, Experts) for layer in layers) else []
     cheap += ["mlp_act"] if any(isinstance(layer.mlp, Dense) for layer in layers) else []
     cheap += ["mla_up_proj"] if any(isinstance(layer.attention, LatentAttention) for layer in layers) else []
-    return Recompute(), Recompute("selective", modules=tuple(cheap)), Recompute("full")
+    return Recompute(), Recompute("selective", modules=tuple(cheap)), _ALL

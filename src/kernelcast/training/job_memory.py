@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -377,6 +377,13 @@ def peak(job: TrainingJob) -> TrainingMemory:
     """The same of the stages that can be the fullest alone: what a search needs."""
     rank = _Rank(job)
     return TrainingMemory(tuple(rank.stage(stage) for stage in rank.fullest()), job.stack.reserved_bytes)
+
+
+def least_bytes(job: TrainingJob) -> float:
+    """What a rank holds all the time, the mean of the stages: some rank needs more, whatever its schedule, micro-batch
+    and recomputation."""
+    rank = _Rank(replace(job, layout=replace(job.layout, pp=1, schedule="1f1b", virtual_stages=1, stage_layers=None)))
+    return sum(rank._always([rank.part(0).weights]).values()) / job.layout.pp
 
 
 def check_fits(job: TrainingJob) -> TrainingMemory:
