@@ -29,13 +29,17 @@ class TrainingStack:
     fused_gradient_accumulation: bool  # wgrad products add to the fp32 gradient
     overlap_grad_reduce: bool  # defaults of the recipes that are published
     overlap_param_gather: bool
-    attention: str  # backend of attention: cudnn, fa2, fa3
+    attention_backend: str  # cudnn, fa2, fa3
+    attention_slowdown: tuple[float, float]  # of its kernels over that backend's: forward, backward
     bucket_parameters: float  # gradients that are sent together, parameters that are gathered together
     interference: float  # share of their speed that kernels lose beside a collective
     launch_s: float  # host time of a kernel where no graph runs
     step_s: float  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation
     reserved_bytes: float  # CUDA context, NCCL buffers, cuBLAS workspaces
     sources: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attention_slowdown", tuple(self.attention_slowdown))
 
 
 def training_stack_ids() -> list[str]:

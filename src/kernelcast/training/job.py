@@ -23,7 +23,8 @@ from kernelcast.training.layout import TrainingLayout
 PRECISIONS_FILE = Path(__file__).parent / "precisions.toml"
 RECOMPUTE_MODULES = ("core_attn", "mla_up_proj", "moe_act", "mlp_act", "layernorm", "mlp", "moe", "shared_experts")
 OPTIMIZERS = ("adamw", "adamw8bit", "muon", "sgd", "sgd_momentum")
-DISPATCHERS = ("alltoall", "deepep")
+DISPATCHERS = ("alltoall", "deepep", "hybridep")
+CUDA_GRAPHS = ("", "partial", "full")
 LORA_TARGETS = ("qkv", "proj", "fc1", "fc2")  # attention in and out, MLP in and out (Megatron-Bridge's linear_…)
 RecomputeMode = Literal["none", "full", "selective"]
 
@@ -47,9 +48,9 @@ class TrainingPrecision:
     state_bytes: float = 8.0  # both moments of Adam
     weight_copies: float = 0.0  # bytes a parameter of quantised copies kept beside the weights (both layouts)
     saved_bytes: float = 2.0  # of an input of a linear layer that is kept for wgrad
-    casts: Mapping[str, tuple[float, float, bool]] = field(default_factory=dict, hash=False)
-    # of an "input" and of a "gradient": bytes read and written for each number, and whether the norm or activation
-    # before it casts by itself
+    casts: Mapping[str, tuple[float, float, float]] = field(default_factory=dict, hash=False)
+    # of an "input" and of a "gradient": bytes read and written for each number, and those of both behind a norm that
+    # writes the narrow format itself
     source: str = ""
 
 
@@ -118,8 +119,8 @@ class TrainingJob:
     routing: str = "balanced"  # how tokens choose experts: balanced (forced), expected (trained router), random
     packed: bool = False  # sequences are packed: attention inside each of ``mean_length`` tokens
     mean_length: int = 0  # tokens of a packed sequence; 0: ``seq``
-    cuda_graphs: bool = False
-    dispatcher: str = "alltoall"  # how tokens reach their experts: alltoall (NCCL) or deepep (DeepEP, HybridEP)
+    cuda_graphs: str = ""  # full: of the iteration; partial: all but experts with their exchange; "": none
+    dispatcher: str = "alltoall"  # how tokens reach their experts: alltoall (NCCL), deepep or hybridep (NVIDIA's)
     expert_overlap: bool = False  # dispatch and combine run beside another micro-batch's kernels
     mtp: bool = False  # with the model's modules for multi-token prediction
 
@@ -130,6 +131,8 @@ class TrainingJob:
                 raise KernelcastError(f"{name} must be a whole number of 1 or more, not {value!r}")
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if self.cuda_graphs not in CUDA_GRAPHS:
+            raise unknown("cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
         if self.dispatcher not in DISPATCHERS:
             raise unknown("dispatcher", self.dispatcher, DISPATCHERS)
         self._check_layout()

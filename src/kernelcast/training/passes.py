@@ -48,6 +48,15 @@ _EMBEDDING = (2.0, 3.0)
 # 0.86 of the forward's FLOP/s: H100, head size 128, 8,192 tokens: cuDNN 518 and 600 TFLOP/s, FlashAttention-2 318 and
 # 370 (FlashAttention-3, arXiv 2407.08608, figures 5 and 6).
 BACKWARD_ATTENTION = 2.5 / 0.86
+# Time over that of a copy of as many bytes. B200: 5.33 TB/s of memory-bound kernels of a training step (SimuMax, the same
+# file as below: 0.666 of 8 TB/s); copies reach 6.8 here.
+OVER_COPY = 1.25
+# Of the traffic of a sum in fp32 what its product does not hide: 4,096 tokens on B200, gradients of weights take 6 and
+# 14% longer than those of inputs (57,344 x 8,192; 16,384 x 16,384; SimuMax, configs/system/b200_bf16_ceperm.json)
+ACCUMULATION = 0.6
+FP8_ATTENTION = 1.4  # times 16-bit kernels: forward at head size 128, 8,192 tokens, H100 (the same paper, figure 7)
+_LOOP = 1 / 3  # of a launch from Python: experts' products are launched one by one in C++ (TE's GroupedLinear), each with
+# the casts of narrow formats
 BACKWARD_SCAN = 2.5  # state-space and delta-rule mixers: recomputed states and the gradients of both operands
 
 
@@ -134,10 +143,11 @@ class Builder:
         return kernel
 
     def moved(self, rows: float, cols: float, values: float) -> tuple[Call, float]:
-        """A kernel that reads and writes ``values`` numbers for each element: as a copy, which does two."""
+        """A kernel that reads and writes ``values`` numbers for each element: as a copy, which does two and is closer to
+        DRAM's rate than kernels that reduce, transpose or read several tensors."""
         call = Call.of("copy", {"rows": max(1, round(rows)), "cols": max(1, round(cols)), "dtype": self.vectors,
                                 "stack": "torch"})  # fmt: skip
-        return call, values / 2
+        return call, OVER_COPY * values / 2
 
     def vector(self, part: str, rows: float, cols: float, values: tuple[float, float]) -> None:
         """A memory-bound kernel and its gradient."""
@@ -147,7 +157,7 @@ class Builder:
         call, count = self.moved(rows, cols, forward)
         self.run(part, call, count, max(1.0, forward / 3))
         if backward:
-            self.back(part, call, backward / 2, max(1.0, backward / 3))
+            self.back(part, call, count * backward / forward, max(1.0, backward / 3))
 
     def gemm(self, m: float, n: float, k: float, dtype: str, layout: str = "tn") -> Call:
         """Narrow formats are multiplied with both operands K-major: they are cast in both layouts."""
@@ -159,10 +169,8 @@ class Builder:
         """Of an input (forward) or of an output's gradient (backward) to the format of the products."""
         if not self.narrow:
             return
-        read, written, fuses = self.formats.casts[what]
-        values = (read + written) / self.width_bytes
-        if fused and fuses:  # the kernel before writes the narrow tensors itself, in place of a wide one
-            values = max(0.0, written - self.width_bytes) / self.width_bytes
+        read, written, behind_norm = self.formats.casts[what]
+        values = (behind_norm if fused and self.stack.fused_norms else read + written) / self.width_bytes
         if values:
             call, count = self.moved(rows, cols, values)
             emit = self.run if what == "input" else self.back
@@ -171,27 +179,42 @@ class Builder:
     # ---- linear layers ----
 
     def linear(self, part: str, n: int, k: int, *, rows: float = 0.0, target: str = "", column: bool = True,
-               fused_input: bool = True, narrow: bool = True, count: float = 1.0, launches: float = 1.0,
-               gather: bool = True) -> tuple[Kernel, Kernel, Kernel | None]:  # fmt: skip
+               behind_norm: bool = False, narrow: bool = True, count: float = 1.0, launches: float = 1.0,
+               gather: bool = True, bias: bool = False) -> tuple[Kernel, Kernel, Kernel | None]:  # fmt: skip
         """Rows of k numbers to n numbers on this rank; ``column``: sharded over its outputs (tensor parallelism gathers
         its input), else over its inputs (sums are scattered)."""
         rows = rows or self.tokens
         formats = (self.formats.forward, self.formats.dgrad, self.formats.wgrad)
         forward, dgrad, wgrad = formats if narrow else (self.vectors if self.vectors != "fp32" else "tf32",) * 3
         if narrow:
-            self.cast(part, rows * count, k, "input", fused_input)
+            self.cast(part, rows * count, k, "input", behind_norm)
         first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
+        if bias and not self.stack.fused_activation:  # its gradient, which others join to the product or to a cast
+            call, moved = self.moved(rows, n, 1.0)
+            self.back(part, call, moved * count)
         if narrow:
             self.cast(part, rows * count, n, "gradient")
         second = self.back(part, self.gemm(rows, k, n, dgrad, "nn"), count, launches)
         third = None
         if not self.adapted:
             third = self.back(part, self.gemm(n, k, rows, wgrad, "nt"), count, launches, weight=True)
+            self._accumulate(part, n, k, count)
         elif target in (self.job.lora.targets if self.job.lora else ()):
             self._adapter(part, rows, n, k, count)
         if gather:
             self._tensor_parallel(column, first, second, third)
         return first, second, third
+
+    def _accumulate(self, part: str, n: int, k: int, count: float) -> None:
+        """The sum of gradients over micro-batches: the product adds to it, which its arithmetic hides in part; or a
+        kernel of its own, where there is more than one micro-batch."""
+        each = self.formats.gradient_bytes
+        if self.stack.fused_gradient_accumulation:
+            values = ACCUMULATION * (2 * each - 2.0) / self.width_bytes
+        else:
+            values = (2 * each + self.width_bytes) / self.width_bytes * (self.layout.micro_batches > 1)
+        call, moved = self.moved(n, k, values)
+        self.back(part, call, moved * count, float(not self.stack.fused_gradient_accumulation), weight=True)
 
     def _adapter(self, part: str, rows: float, n: int, k: int, count: float) -> None:
         """Down to the rank and up, added to the layer's output."""
@@ -313,10 +336,10 @@ class Builder:
             raise KernelcastError(f"tp {self.tp} cannot shard an MLP of width {block.inter}")
         joined = self.stack.joined_projections or not block.gated
         self.linear(part, block.up_width // block.inter * inter if joined else inter, self.hidden, target="fc1",
-                    count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather)  # fmt: skip
+                    count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather, bias=block.bias, behind_norm=True)  # fmt: skip
         with self.module("mlp_act" if part == "mlp" else "shared_experts"):
             self.activation(part, self.tokens, inter, block.gated)
-        self.linear(part, self.hidden, inter, target="fc2", column=False, gather=gather)
+        self.linear(part, self.hidden, inter, target="fc2", column=False, gather=gather, bias=block.bias)
 
     # ---- mixers ----
 
@@ -340,9 +363,10 @@ class Builder:
         kept = 0 if mixer.shares_kv else 1 if mixer.values_are_keys else 2
         query = heads * dim * (2 if mixer.output_gate else 1)
         if self.stack.joined_projections:
-            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv")
+            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv", bias=mixer.qkv_bias,
+                        behind_norm=True)  # fmt: skip
         else:
-            self.linear("projections", query, self.hidden, target="qkv")
+            self.linear("projections", query, self.hidden, target="qkv", behind_norm=True)
             if kept:
                 self.linear("projections", kv_heads * dim, self.hidden, target="qkv", count=kept, launches=kept,
                             gather=False)  # fmt: skip
@@ -356,7 +380,8 @@ class Builder:
             self.core(heads, kv_heads, dim, dim, window, mixer.chunked)
         if mixer.output_gate:
             self.vector("activation", self.tokens, heads * dim, (3.0, 5.0))
-        self.linear("projections", self.hidden, heads * dim, target="proj", column=False, fused_input=False)
+        self.linear("projections", self.hidden, heads * dim, target="proj", column=False,
+                    bias=mixer.out_bias)  # fmt: skip
 
     def latent(self, mixer: LatentAttention) -> None:
         """Down projections are replicated, up projections sharded by heads; heads are expanded in training."""
@@ -382,8 +407,7 @@ class Builder:
                         _ROPE[self.stack.fused_rope])  # fmt: skip
         with self.module("core_attn"):
             self.core(heads, heads, mixer.qk_head_dim, mixer.v_head_dim, 0, False)
-        self.linear("projections", self.hidden, heads * mixer.v_head_dim, target="proj", column=False,
-                    fused_input=False)  # fmt: skip
+        self.linear("projections", self.hidden, heads * mixer.v_head_dim, target="proj", column=False)
 
     def compressed(self, mixer: CompressedAttention) -> None:
         """DeepSeek-V4: low-rank queries, one key-value head, a window and compressed keys, grouped output."""
@@ -400,8 +424,7 @@ class Builder:
                 self.attend(heads, 1, dim, dim, 1.0, self.rank_length, seen, False)
         self.linear("projections", mixer.o_lora_rank * mixer.o_groups // self.tp, heads * dim // mixer.o_groups,
                     count=1.0, gather=False)  # fmt: skip
-        self.linear("projections", self.hidden, mixer.o_lora_rank * mixer.o_groups // self.tp, column=False,
-                    fused_input=False)  # fmt: skip
+        self.linear("projections", self.hidden, mixer.o_lora_rank * mixer.o_groups // self.tp, column=False)
 
     @property
     def length(self) -> int:
@@ -421,13 +444,16 @@ class Builder:
             "kv_heads": kv_heads, "head_dim": dim, "causal": causal,
             "dtype": self.vectors, **self._backend(),
         }  # fmt: skip
-        share = times * (dim + value_dim) / (2 * dim)
+        forward, backward = (slower * times * (dim + value_dim) / (2 * dim) for slower in self.stack.attention_slowdown)
+        if self.formats.attention == "fp8":
+            forward, backward = forward / FP8_ATTENTION, backward / FP8_ATTENTION
         call = Call.of("attention", given)
-        return self.run("attention", call, share, times), self.back("attention", call, share * BACKWARD_ATTENTION, 3.0)
+        return (self.run("attention", call, forward, times),
+                self.back("attention", call, backward * BACKWARD_ATTENTION, 3.0))  # fmt: skip
 
     def _backend(self) -> dict[str, str | None]:
         """cuDNN's kernels were measured on Hopper by PyTorch; on Blackwell TensorRT-LLM's, which reach as much, are."""
-        chosen = self.stack.attention
+        chosen = self.stack.attention_backend
         if self.vectors == "fp32":
             return {"stack": "torch", "backend": None}
         if chosen == "cudnn" and self.gpu.instruction_path == TCGEN05:
@@ -507,7 +533,7 @@ class Builder:
         self.run("scan", call)
         self.back("scan", call, BACKWARD_SCAN, 3.0)
         self.norm(self.tokens, width)
-        self.linear("projections", self.hidden, width, target="proj", column=False, fused_input=False)
+        self.linear("projections", self.hidden, width, target="proj", column=False)
 
     # ---- experts ----
 
@@ -522,11 +548,13 @@ class Builder:
         shard = layout.expert_tp
         pairs = rows * block.topk * shard  # rows of this rank's experts, with balanced loads
         permutes = (2.0, 2.0) if self.stack.token_permutation_fused else (6.0, 6.0)
+        if self.job.dispatcher == "hybridep" and layout.ep > 1:
+            permutes = (1.0, 1.0)  # written in the order of experts by the exchange
         self._dispatch(block, rows, width)
         self.vector("permutation", pairs, width, permutes)
         local = block.experts // layout.ep
         each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)
-        launches = 1.0 if self.stack.grouped_gemm else float(local)
+        launches = float(local) * (1.0 if not self.narrow else 3.0) * (_LOOP if self.stack.grouped_gemm else 1.0)
         up = inter * (2 if block.gated else 1)
         self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
                     gather=False)  # fmt: skip
@@ -555,8 +583,9 @@ class Builder:
             return
         group, tokens = layout.group("experts"), max(1, round(rows))
         dispatcher = self.job.dispatcher
-        if dispatcher == "alltoall":
-            size = rows * block.topk * width * self.width_bytes
+        if dispatcher != "deepep":  # HybridEP sends a token once to each rank, and sorts it by expert on the way
+            reached = block.topk if dispatcher == "alltoall" else world * (1 - (1 - 1 / world) ** block.topk)
+            size = rows * reached * width * self.width_bytes
             calls = [tuple(group.launches("all_to_all", size, self.vectors, self.gpu))] * 2
         else:
             nodes = group.nodes(self.gpu)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.energy.power import longer_s
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
 from kernelcast.forecast.predict_table import Times
 from kernelcast.models.layers import Layer
+from kernelcast.hardware import root_of
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 from kernelcast.results import Interval, support_of
 from kernelcast.schedule import KernelTime, Share, joined, shares
@@ -35,7 +36,7 @@ _BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, w
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """Seconds of a unit by pass and by kind, (4, 4), and the host's of its launches by pass."""
+    """Seconds of a unit by pass and by kind, (4, 4), and by pass what the GPU waits for the host's launches."""
 
     seconds: Array
     host_s: Array
@@ -44,14 +45,33 @@ class UnitTimes:
     def of(cls, unit: Unit, job: TrainingJob, times: Times) -> UnitTimes:
         passes = [getattr(unit, name) for name in _PASSES]
         seconds = np.array([_seconds(each, job, times) for each in passes])
-        launches = [sum(k.launches for k in p.kernels) + sum(len(x.launches) for x in p.exchanges) for p in passes]
-        return cls(seconds, np.array(launches) * (0.0 if job.cuda_graphs else job.stack.launch_s))
+        host_s = np.array([_launches(each, job) for each in passes]) * job.stack.launch_s
+        return cls(seconds, np.maximum(0.0, host_s - seconds.sum(axis=1)))
+
+
+def _launches(one: Pass, job: TrainingJob) -> float:
+    """That the host makes one by one: none of what a CUDA graph has."""
+    if job.cuda_graphs == "full":
+        return 0.0
+    outside = ("experts", "permutation", EXPERT) if job.cuda_graphs else None
+    kernels = sum(kernel.launches for kernel in one.kernels if outside is None or kernel.part in outside)
+    return kernels + sum(len(x.launches) for x in one.exchanges if outside is None or x.part in outside)
 
 
 def call_s(call: Call, times: Times) -> float:
-    """Of a call in a run that lasts: at the GPU's power limit."""
-    time_s = times[call].interval.value
-    return time_s + float(longer_s(call, time_s, times.gpu)) if times.gpu.tensor_flops_per_j else time_s
+    """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes half the energy."""
+    gpu, time_s = times.gpu, times[call].interval.value
+    if gpu.tensor_flops_per_j is None or call.op not in ("gemm", "attention"):
+        return time_s
+    given = call.arguments
+    bytes_each = find_dtype(given["dtype"]).act_bytes
+    if call.op == "gemm":
+        flops = 2.0 * given["m"] * given["n"] * given["k"]
+    else:
+        queries, keys = given["q_len"], given["kv_len"]
+        seen = keys - (queries - 1) / 2 if given["causal"] else keys
+        flops = 4.0 * given["batch"] * given["q_heads"] * given["head_dim"] * queries * seen
+    return max(time_s, float(flops * bytes_each / 2 / (gpu.tensor_flops_per_j * root_of(gpu).power_w)))
 
 
 def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
@@ -111,9 +131,10 @@ def _shape(job: TrainingJob) -> tuple[Any, ...]:
     layout = job.layout
     return (
         id(job.model), job.gpu.id, job.seq, job.micro_batch, layout.tp, layout.cp, layout.cp_comm, layout.ep,
-        layout.expert_tp, layout.sequence_parallel, layout.gpus_per_node, layout.between_nodes, job.stack.id,
-        job.precision.id, job.recompute.mode == "selective" and job.recompute.modules, job.lora, job.tp_overlap,
-        job.routing, job.packed and job.mean_length, job.dispatcher, job.cuda_graphs, job.mtp,
+        layout.expert_tp, layout.sequence_parallel, layout.gpus_per_node, layout.between_nodes, job.stack,
+        job.precision, job.recompute.mode == "selective" and job.recompute.modules, job.lora, job.tp_overlap,
+        job.routing, job.packed and job.mean_length, job.dispatcher, job.cuda_graphs, job.mtp, job.expert_overlap,
+        layout.micro_batches > 1,
     )  # fmt: skip
 
 
@@ -177,7 +198,7 @@ class _Stages:
             self._overlap_experts()
         self.sharded = plan.work.sharded_s(self.times, self._pass_s(), units)  # (parts, 2): of FSDP, each pass
         busy = self._pass_s() + np.pad(self.sharded, ((0, 0), (0, 1)))
-        self.host = np.maximum(0.0, np.stack([host[:, 0], host[:, 1] + host[:, 3], host[:, 2]], axis=1) - busy)
+        self.host = np.stack([host[:, 0], host[:, 1] + host[:, 3], host[:, 2]], axis=1)
         self.tasks = (busy + self.host).T  # (3, parts)
         self.offload_s = plan.work.activation_offload_s(self.tasks)
         self.tasks = self.tasks + self.offload_s

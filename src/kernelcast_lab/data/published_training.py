@@ -131,7 +131,7 @@ def _job(
             if "lora" in settings else None,
             offload=Offload(activation_layers=settings.get("offload_layers", 0)),
             **{k: v for k, v in settings.items() if k in ("routing", "packed", "dispatcher", "mtp", "expert_overlap")},
-            cuda_graphs=bool(settings.get("cuda_graphs")),
+            cuda_graphs=settings.get("cuda_graphs", ""),
             tp_overlap=settings.get("tp_overlap", False) and sizes["tp"] > 1,
         )  # fmt: skip
     except KernelcastError as error:
