@@ -25,6 +25,7 @@ class TrainingStack:
     fused_cross_entropy: bool  # the loss over sharded logits without copies of them
     fused_residual: bool  # dropout, bias and residual in one kernel (torch.compile, jit)
     grouped_gemm: bool  # experts of a rank in one kernel; else one product an expert
+    fused_experts: bool  # their activation and the casts around it are in the grouped products
     token_permutation_fused: bool
     fused_gradient_accumulation: bool  # wgrad products add to the fp32 gradient
     overlap_grad_reduce: bool  # defaults of the recipes that are published

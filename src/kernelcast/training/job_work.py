@@ -33,8 +33,9 @@ class Work:
         sizes |= {id(run.layer): trained_parameters(job, run.layer) for run in job.model.layers}
         outer = 0.0 if job.lora else job.model.vocab * job.model.hidden / job.layout.tp
         sizes |= {"embedding": np.array([outer, 0.0]), "head": np.array([outer, 0.0])}
-        if job.mtp and job.model.mtp_module:
-            sizes["mtp"] = trained_parameters(job, job.model.mtp_module[0].layer)
+        if job.mtp:
+            sizes |= {id(run.layer): trained_parameters(job, run.layer) for run in job.model.mtp_module}
+            sizes["mtp"] = np.array([0.0 if job.lora else 2.0 * job.model.hidden**2 / job.layout.tp, 0.0])
         self.sizes = sizes
         self.parameters = np.zeros((len(parts), 2))  # of each part, on a rank: outside experts, and experts
         for at, some in enumerate(parts):
@@ -97,7 +98,8 @@ class Work:
         if self.layout.zero != 3:
             return {}
         formats, shards = self.job.precision, {}
-        whole = {id(run.layer): rank_parameters(self.job, run.layer) for run in self.job.model.layers}
+        runs = (*self.job.model.layers, *self.job.model.mtp_module)
+        whole = {id(run.layer): rank_parameters(self.job, run.layer) for run in runs}
         for name, trained in self.sizes.items():
             there: list[Launch] = []
             back: list[Launch] = []
@@ -312,7 +314,7 @@ def _token_flops(job: TrainingJob) -> tuple[float, float]:
     layers = [(run.count, run.layer) for run in model.layers]
     heads = 1
     if job.mtp and model.mtp_module:
-        layers.append((model.mtp_layers, model.mtp_module[0].layer))
+        layers += [(model.mtp_layers * run.count, run.layer) for run in model.mtp_module]
         linear += 2 * model.mtp_layers * 2 * model.hidden**2
         heads += model.mtp_layers
     for count, layer in layers:
