@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kernelcast.app.api import plan as plan
     from kernelcast.app.api import simulate as simulate
     from kernelcast.app.api import trace as trace
+    from kernelcast.app.api import train as train
     from kernelcast.energy.power import with_cap as with_cap
     from kernelcast.ops.gemm import Bmm as Bmm
     from kernelcast.ops.gemm import Gemm as Gemm
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 # What takes a while to import is imported on first use
 _LATER = {
-    **dict.fromkeys(("compare", "evidence", "infer", "infer_pools", "plan", "simulate", "trace"), "kernelcast.app.api"),
+    **dict.fromkeys(("compare", "evidence", "infer", "infer_pools", "plan", "simulate", "trace", "train"),
+                    "kernelcast.app.api"),
     "compare_training": "kernelcast.search.compare.training", "run_step": "kernelcast.training",
     "with_cap": "kernelcast.energy.power",
 }  # fmt: skip
@@ -45,7 +47,8 @@ _LATER = {
 __all__ = [
     "Calibration", "Conditions", "Fabric", "Gpu", "Kernel", "KernelcastError", "Prediction", "changed", "compare",
     "compare_training", "evidence", "fabric", "fabrics", "gpu", "gpu_ids", "infer", "infer_pools", "kernel",
-    "load_calibration", "plan", "predict", "predict_many", "predict_table", "run_step", "simulate", "trace", "with_cap",
+    "load_calibration", "plan", "predict", "predict_many", "predict_table", "run_step", "simulate", "trace", "train",
+    "with_cap",
 ]  # fmt: skip
 
 

@@ -38,8 +38,8 @@ def test_recipes_of_a_release_come_over_those_of_all() -> None:
         training_step(row(**sizes, gpu="GB200", release=release))["parameters"]["job"] for release in ("26.02", "26.08")
     )
     assert first.recompute.modules == ("mla_up_proj", "mlp") and last.recompute.modules == ("mla_up_proj",)
-    assert not first.expert_overlap and last.expert_overlap and last.cuda_graphs
-    assert first.mtp and first.layout.stage_layers == (*(4,) * 15, 1) and first.dispatcher == "deepep"
+    assert (first.cuda_graphs, last.cuda_graphs) == ("partial", "full") and last.expert_overlap
+    assert first.mtp and first.layout.stage_layers == (*(4,) * 15, 1) and first.dispatcher == "hybridep"
 
 
 def test_mpt_has_the_parameters_that_its_table_names() -> None:

@@ -20,11 +20,12 @@ from kernelcast.app.questions.parameters import POSITIONAL, command_parameters
 from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.app.questions.trace import NEEDS_TORCH, TraceQuestion
+from kernelcast.app.questions.train import TrainQuestion
 from kernelcast.app.questions.values import ArgumentTypeError
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.stacks.engine_flags import canonical_names
 
-__all__ = ["compare", "evidence", "infer", "infer_pools", "plan", "simulate", "trace"]
+__all__ = ["compare", "evidence", "infer", "infer_pools", "plan", "simulate", "trace", "train"]
 
 # a parameter, as the library and the command line write it, with a blank before a value
 _NAMED = re.compile(r"(?:`([a-z]\w*)`|--([a-z][a-z-]*))( (?=[\d\[]|[\w.]+\)))?")
@@ -105,6 +106,7 @@ compare = _function(CompareQuestion, "Every GPU at its best way to serve a model
 plan = _function(
     PlanQuestion, "The cheapest GPUs, and how to run a model on them, that keep latency goals under a load."
 )
+train = _function(TrainQuestion, "A training step of a transformer on many GPUs, and what a run costs.")
 
 
 def infer_pools(*values: Any, prefill_workers: int | None = None, **given: Any) -> Any:

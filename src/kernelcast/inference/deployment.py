@@ -160,7 +160,7 @@ class Deployment:
 def _check(layer: Layer, deployment: Deployment) -> None:
     tp, name = deployment.layout.tp, deployment.model.name
     if layer.attention is not None:
-        _check_mixer(layer.attention, tp, name)
+        check_heads(layer.attention, tp, name)
     if isinstance(layer.mlp, Experts):
         held = layer.mlp.experts + deployment.redundant
         if held % deployment.layout.ep:
@@ -176,11 +176,11 @@ def _check(layer: Layer, deployment: Deployment) -> None:
         raise KernelcastError(f"tp {tp} does not divide the MLP's width of {layer.mlp.inter}")
 
 
-def _check_mixer(mixer: Mixer, tp: int, name: str) -> None:
+def check_heads(mixer: Mixer, tp: int, name: str) -> None:
     """Heads are not split; key-value heads are sharded or replicated evenly."""
     if isinstance(mixer, Parallel):
-        _check_mixer(mixer.attention, tp, name)
-        _check_mixer(mixer.recurrent, tp, name)
+        check_heads(mixer.attention, tp, name)
+        check_heads(mixer.recurrent, tp, name)
         return
     if isinstance(mixer, LinearAttention):
         if mixer.key_heads % tp:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from kernelcast.errors import KernelcastError
+from kernelcast.stacks import training_flags
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "tp": ("tensor_parallel_size", "tp_size"),
@@ -64,16 +65,27 @@ WITHOUT_EFFECT: Mapping[str, bool] = {
 }  # fmt: skip
 
 
-def _by_alias() -> dict[str, list[tuple[str, bool]]]:
+def _by_alias(*tables: tuple[Mapping[str, tuple[str, ...]], bool]) -> dict[str, list[tuple[str, bool]]]:
     parameters: dict[str, list[tuple[str, bool]]] = {}
-    for names, positive in ((ALIASES, True), (NEGATIONS, False)):
+    for names, positive in tables:
         for parameter, aliases in names.items():
             for alias in aliases:
                 parameters.setdefault(alias, []).append((parameter, positive))
     return parameters
 
 
-_PARAMETERS = _by_alias()
+_PARAMETERS = _by_alias((ALIASES, True), (NEGATIONS, False))
+_OF_TRAINING = _by_alias((training_flags.ALIASES, True))
+
+
+def _trains(known: Collection[str]) -> bool:
+    """Whether these are the parameters of a training job, which other projects have other names for."""
+    return "global_batch" in known
+
+
+def without_effect(known: Collection[str]) -> Mapping[str, bool]:
+    """Flags that change nothing in a forecast, and whether a value follows."""
+    return training_flags.WITHOUT_EFFECT if _trains(known) else WITHOUT_EFFECT
 
 
 def parameter_called(name: str, known: Collection[str]) -> tuple[str, bool] | None:
@@ -81,12 +93,14 @@ def parameter_called(name: str, known: Collection[str]) -> tuple[str, bool] | No
     parameter off); None: it is one of them itself, or means none."""
     if name in known:
         return None
-    return next((each for each in _PARAMETERS.get(name, ()) if each[0] in known), None)
+    table = _OF_TRAINING if _trains(known) else _PARAMETERS
+    return next((each for each in table.get(name, ()) if each[0] in known), None)
 
 
 def aliases_of(parameter: str, known: Collection[str]) -> tuple[str, ...]:
     """Other names of a parameter, among these."""
-    return tuple(alias for alias in ALIASES.get(parameter, ()) if parameter_called(alias, known) == (parameter, True))
+    table = training_flags.ALIASES if _trains(known) else ALIASES
+    return tuple(alias for alias in table.get(parameter, ()) if parameter_called(alias, known) == (parameter, True))
 
 
 def negations_of(parameter: str) -> tuple[str, ...]:

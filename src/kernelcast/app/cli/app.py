@@ -22,7 +22,7 @@ from kernelcast.stacks.engine_flags import aliases_of
 # Modules of this folder; each has register(app). Only that of the command that runs is imported.
 COMMANDS: tuple[str | ModuleType, ...] = (
     "calibrate", "collect", "compare", "diagnose", "infer", "kernel", "kernels", "lists", "plan", "replay", "simulate",
-    "sweep", "trace", "tune", "web",
+    "sweep", "trace", "train", "tune", "web",
 )  # fmt: skip
 # the module of a command, where the names differ
 MODULES = {**dict.fromkeys(("evidence", "gpu", "gpus", "models", "ops"), "lists"), "query": "sweep"}

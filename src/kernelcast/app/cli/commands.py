@@ -22,7 +22,7 @@ from kernelcast import _start
 from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import CommandParameter, bound, command_parameters
 from kernelcast.errors import KernelcastError, KernelcastWarning, unknown
-from kernelcast.stacks.engine_flags import WITHOUT_EFFECT, parameter_called
+from kernelcast.stacks.engine_flags import parameter_called, without_effect
 
 AnyCommand = TypeVar("AnyCommand", bound="Examples")
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
@@ -85,11 +85,11 @@ class Command(Examples, TyperCommand):
         if ctx.resilient_parsing:  # a shell completes a line
             offer_names(self.params, self.values)
         switches = {p.opts[0]: p.secondary_opts[0] for p in self.params if p.opts and p.secondary_opts}
-        args, without_effect = canonical_flags(args, self.params)
+        args, left_out = canonical_flags(args, self.params)
         args = tidy(args, switches)
         if not ctx.resilient_parsing:
             refuse_twice(self.make_parser(ctx).parse_args(list(args))[2])
-        for name in without_effect:
+        for name in left_out:
             print(f"kernelcast: {name} changes nothing in the forecast", file=sys.stderr)
         return super().parse_args(ctx, args)
 
@@ -152,7 +152,8 @@ def canonical_flags(args: list[str], params: Iterable[Any]) -> tuple[list[str], 
     options = {str(param.name): param for param in params}
     known = {name for name, param in options.items() if any(opt.startswith("-") for opt in param.opts)}
     result: list[str] = []
-    without_effect: list[str] = []
+    left_out: list[str] = []
+    no_effect = without_effect(known)
     values, several = False, ""
     for arg in args:
         name, equals, value = arg.partition("=")
@@ -160,9 +161,9 @@ def canonical_flags(args: list[str], params: Iterable[Any]) -> tuple[list[str], 
         if values and not parameter:  # of a flag that was left out
             values = False
             continue
-        if parameter in WITHOUT_EFFECT and parameter not in known and {"stack", "model"} <= options.keys():
-            without_effect.append(name)
-            values = WITHOUT_EFFECT[parameter] and not equals
+        if parameter in no_effect and parameter not in known and {"stack", "model"} <= options.keys():
+            left_out.append(name)
+            values = no_effect[parameter] and not equals
             continue
         if found := parameter_called(parameter, known):
             name = options[found[0]].opts[0]
@@ -176,7 +177,7 @@ def canonical_flags(args: list[str], params: Iterable[Any]) -> tuple[list[str], 
             result.append(several)
         several = several if pair else name if _many(options.get(parameter)) else ""
         result.append(arg)
-    return result, without_effect
+    return result, left_out
 
 
 def _many(param: Any) -> bool:

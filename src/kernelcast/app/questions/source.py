@@ -23,6 +23,7 @@ from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.shared import ROTATIONS
 from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.app.questions.trace import TraceQuestion
+from kernelcast.app.questions.train import TrainQuestion
 from kernelcast.hardware import Gpu
 from kernelcast.stacks.engine_flags import negations_of
 
@@ -30,7 +31,7 @@ STUB = Path(__file__).parents[1] / "api.pyi"
 _FUNCTIONS = (
     ("infer", InferQuestion, "Inference"), ("infer", InferQuestion, "Disaggregated"),
     ("infer_pools", InferQuestion, "Disaggregated"), ("simulate", SimulateQuestion, "Simulation"),
-    ("compare", CompareQuestion, "Comparison"), ("plan", PlanQuestion, "Plan"),
+    ("compare", CompareQuestion, "Comparison"), ("plan", PlanQuestion, "Plan"), ("train", TrainQuestion, "TrainingRun"),
     ("trace", TraceQuestion, "Step | ScaledStep"), ("trace", TraceQuestion, "Trace"),
 )  # fmt: skip
 _HEAD = '''"""Made by ``python -m kernelcast.app.questions.source`` from the questions' parameters."""
@@ -49,6 +50,7 @@ from kernelcast.search.compare.compare import Comparison
 from kernelcast.search.plan.plan import Plan
 from kernelcast.serving.simulate import Simulation
 from kernelcast.tracing.traced import Trace
+from kernelcast.training.run import TrainingRun
 from kernelcast.training.scale import ScaledStep
 from kernelcast.training.step import Step
 
@@ -147,7 +149,7 @@ def _aliases(question: Any) -> str:
     """Engines' names of the parameters of a question, with their types."""
     hints = get_type_hints(question, include_extras=True)
     lines = [f"    {alias}: {_annotation(parameter, hints)}" for parameter in command_parameters(question)
-             for alias in (*parameter.aliases, *negations_of(parameter.name))]  # fmt: skip
+             for alias in (*parameter.aliases, *negations_of(parameter.name)) if alias.isidentifier()]  # fmt: skip
     return "\n".join([f"class _{question.command.title()}Aliases(TypedDict, total=False):", *(lines or ["    ..."])])
 
 

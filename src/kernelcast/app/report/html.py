@@ -139,6 +139,7 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     "Plan": ("plan.print_plan", lambda found: (hub_name(found.model.name), [])),
     "Step": ("trace.print_step", lambda found: ()),
     "ScaledStep": ("trace.print_step", lambda found: ()),
+    "TrainingRun": ("train.print_run", lambda found: ()),
     "Diagnosis": ("diagnose.print_diagnosis", lambda found: (found.profile.source, 20)),
     "Gpu": ("lists.print_gpu", lambda found: ()),
 }
