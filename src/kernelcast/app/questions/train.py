@@ -213,12 +213,14 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
     checkpoint_s: Annotated[float, _run(help="seconds that each stops the training")] = 0.0
     mtbf: Annotated[float | None, _run(help="hours between failures of one GPU (Llama 3: 50700)")] = None
     restart_s: Annotated[float, _run(help="seconds from a failure to the next step")] = 600.0
+    jitter: Annotated[float, _run(help="standard deviation of a GPU's time over its mean: the slowest counts")] = 0.0
     search: Annotated[bool, option(help="find the layout with the most tokens/s that fits")] = False
     set: shared.Changes = None
     power_cap: shared.PowerCap = None
 
     def answer(self) -> TrainingRun:
         """The step, and the run that it is of."""
+        from kernelcast.training.job_memory import check_fits
         from kernelcast.training.transformer_step import forecast
 
         asked, unread = self._with_config()
@@ -227,7 +229,11 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         if asked.search:
             job = asked._best(job)
             filled |= {name: getattr(job.layout, name) for name in ("dp", "tp", "pp", "cp", "ep")}
-        step = forecast(job, asked._step_conditions)
+        try:
+            step = forecast(job, asked._step_conditions)
+        except KernelcastError:  # a buffer that no GPU holds
+            check_fits(job)
+            raise
         return asked._whole(step, filled, unread)
 
     def _with_config(self) -> tuple[TrainQuestion, tuple[str, ...]]:
@@ -274,6 +280,8 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         gpu, count = self._gpus()
         filled: dict[str, Any] = {}
         seq = self.seq or min(model.max_context or LONGEST, LONGEST)
+        if model.learned_positions and seq > model.max_context:
+            raise KernelcastError(f"`seq` {seq:,} is more than the {model.max_context:,} positions of {model.name}")
         layout = self._layout(gpu, count, model, filled)
         filled |= {"seq": seq} if self.seq is None else {}
         for name in ("micro_batch", "precision", "stack", "optimizer"):
@@ -411,7 +419,9 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         from kernelcast.training.run import Failures, TrainingRun
 
         prices = read_prices(self.prices, self.price or (), self.price_kind) if self.tokens else {}
-        failures = Failures(self.checkpoint_every or 0, self.checkpoint_s, self.mtbf or 0.0, self.restart_s)
+        failures = Failures(
+            self.checkpoint_every or 0, self.checkpoint_s, self.mtbf or 0.0, self.restart_s, self.jitter
+        )
         return TrainingRun(step, self.tokens, prices.get(step.job.gpu.known_as), failures, filled, unread)
 
 

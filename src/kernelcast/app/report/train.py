@@ -148,7 +148,10 @@ def _memory(run: TrainingRun) -> Any:
     shown: list[tuple[int, Memory]] = [(at, memory.stages[at]) for at in sorted(stages)]
     heads = [f"stage {at}" if len(memory.stages) > 1 else "GiB" for at, _ in shown]
     names = [name for name in memory.parts if any(stage.parts.get(name, 0) >= 2**20 for _, stage in shown)]
-    rows = [(name, *(digits(stage.parts.get(name, 0.0) / 2**30, 3) for _, stage in shown)) for name in names]
+    rows = [
+        (name.replace("_", " "), *(digits(stage.parts.get(name, 0.0) / 2**30, 3) for _, stage in shown))
+        for name in names
+    ]
     rows.append(("peak", *(digits(float(stage.used_bytes) / 2**30, 3) for _, stage in shown)))
     return plain_table("memory, GiB a GPU", *heads, right=heads, rows=rows)
 
@@ -171,8 +174,8 @@ def _run_lines(run: TrainingRun) -> Iterator[str]:
         watts = energy.value / step.time_s / job.gpus
         yield f"energy     {joules_text(energy.value)} a step, {watts:,.0f} W a GPU while it runs"
     if run.goodput < 1:
-        yield (f"goodput    {percent(run.goodput)} of the time goes into steps that are kept: a checkpoint every "
-               f"{plural(run.failures.every, 'step')}, failures")  # fmt: skip
+        every = f"a checkpoint every {plural(run.failures.every, 'step')}, " if run.failures.every else ""
+        yield f"goodput    {percent(run.goodput)} of the time goes into steps that are kept: {every}failures, stragglers"
     if run.tokens is None or run.hours is None:
         return
     days, hours = run.hours * (1 / 24), run.hours
