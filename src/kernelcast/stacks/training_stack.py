@@ -30,12 +30,13 @@ class TrainingStack:
     fused_gradient_accumulation: bool  # wgrad products add to the fp32 gradient
     overlap_grad_reduce: bool  # defaults of the recipes that are published
     overlap_param_gather: bool
-    attention_backend: str  # cudnn, fa2, fa3
+    attention_backend: str  # cudnn, fa2, fa3; sdpa: as PyTorch chooses
     attention_slowdown: tuple[float, float]  # of its kernels over that backend's: forward, backward
     bucket_parameters: float  # gradients that are sent together, parameters that are gathered together
     interference: float  # share of their speed that kernels lose beside a collective
     launch_s: float  # host time of a kernel where no graph runs
     step_s: float  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation
+    sync_s: float  # that a layer of experts waits for the host to learn how many tokens came to each
     reserved_bytes: float  # CUDA context, NCCL buffers, cuBLAS workspaces
     sources: tuple[tuple[str, str], ...]
 

@@ -91,12 +91,12 @@ class Pass:
 
 @dataclass
 class Unit:
-    """The passes of a layer, of the embedding, or of the head. ``parameters``, ``expert_parameters``: of one rank, that
-    are trained; ``weight_bytes``: of the linear layers whose weights are quantised each step."""
+    """The passes of a layer, of the embedding, or of the head. ``syncs``: of the host with the GPU, forward."""
 
     forward: Pass = field(default_factory=Pass)
     backward: Pass = field(default_factory=Pass)  # dgrad
     wgrad: Pass = field(default_factory=Pass)
+    syncs: int = 0
     recompute: Pass = field(default_factory=Pass)  # selective; whole layers run their forward pass again
 
 
@@ -462,6 +462,8 @@ class Builder:
     def _backend(self) -> dict[str, str | None]:
         """cuDNN's kernels were measured on Hopper by PyTorch; on Blackwell TensorRT-LLM's, which reach as much, are."""
         chosen = self.stack.attention_backend
+        if chosen == "sdpa":  # FlashAttention-2 before Blackwell, cuDNN there
+            chosen = "cudnn" if self.gpu.instruction_path == TCGEN05 else "fa2"
         if self.vectors == "fp32":
             return {"stack": "torch", "backend": None}
         if chosen == "cudnn" and self.gpu.instruction_path == TCGEN05:
@@ -559,6 +561,7 @@ class Builder:
         if self.job.dispatcher == "hybridep" and layout.ep > 1:
             permutes = (1.0, 1.0)  # written in the order of experts by the exchange
         self._dispatch(block, rows, width)
+        self.unit.syncs += 1  # loads of experts decide sizes of what follows
         self.vector("permutation", pairs, width, permutes)
         local = block.experts // layout.ep
         each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)

@@ -45,7 +45,9 @@ class UnitTimes:
         passes = [getattr(unit, name) for name in _PASSES]
         seconds = np.array([_seconds(each, job, times) for each in passes])
         host_s = np.array([_launches(each, job) for each in passes]) * job.stack.launch_s
-        return cls(seconds, np.maximum(0.0, host_s - seconds.sum(axis=1)))
+        waits_s = np.maximum(0.0, host_s - seconds.sum(axis=1))
+        waits_s[0] += unit.syncs * job.stack.sync_s * (job.cuda_graphs != "full")
+        return cls(seconds, waits_s)
 
 
 def _launches(one: Pass, job: TrainingJob) -> float:
