@@ -58,7 +58,9 @@ OVER_COPY = 1.25
 # 14% longer than those of inputs (57,344 x 8,192; 16,384 x 16,384; SimuMax, configs/system/b200_bf16_ceperm.json)
 ACCUMULATION = 0.6
 FP8_ATTENTION = 1.4  # times 16-bit kernels: forward at head size 128, 8,192 tokens, H100 (the same paper, figure 7)
-LOOP = 1 / 3  # of a launch from Python: experts' products are launched one by one in C++ (TE's GroupedLinear), each with
+LOOP = (
+    1 / 3
+)  # of a launch from Python: experts' products are launched one by one in C++ (TE's GroupedLinear), each with
 # the casts of narrow formats
 BACKWARD_SCAN = 2.5  # state-space and delta-rule mixers: recomputed states and the gradients of both operands
 
