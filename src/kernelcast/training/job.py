@@ -145,7 +145,9 @@ class TrainingJob:
                 f"layers of {name}, its embedding and its head"
             )
         if self.seq % (2 * layout.cp if layout.cp > 1 else 1):
-            raise KernelcastError(f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced")
+            raise KernelcastError(
+                f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced"
+            )
         if layout.stage_layers is not None and sum(layout.stage_layers) != self.model.layer_count:
             raise KernelcastError(
                 f"stage_layers {layout.stage_layers} must add up to the {self.model.layer_count} layers of {name}"
