@@ -311,7 +311,7 @@ def train(
     offload_optimizer: bool | None = None, lora_rank: int | None = None, lora_targets: str | None = None,
     qlora: bool = False, packed: bool | None = None, mean_length: int | None = None, tokens: float | None = None,
     checkpoint_every: int | None = None, checkpoint_s: float = 0.0, mtbf: float | None = None, restart_s: float = 600.0,
-    **aliases: Unpack[_TrainAliases]
+    jitter: float = 0.0, **aliases: Unpack[_TrainAliases]
 ) -> TrainingRun: ...
 @overload
 def trace(

@@ -51,7 +51,8 @@ WITHOUT_EFFECT: Mapping[str, bool] = {
     **dict.fromkeys(("lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "lr_decay_iters", "train_iters", "seed",
                      "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "init_method_std",
                      "eval_iters", "eval_interval", "log_interval", "tokenizer_type", "tokenizer_model", "data_path",
-                     "split", "save", "load", "tensorboard_dir", "wandb_project", "train_samples", "transformer_impl"), True),
+                     "split", "save", "load", "tensorboard_dir", "wandb_project", "train_samples",
+                     "transformer_impl"), True),
 }  # fmt: skip
 
 # Values that other projects have for a parameter's own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ from kernelcast.training.job import TrainingJob
 from kernelcast.training.layout import ProcessGroup
 
 _ELEMENTS = 1 << 26  # of an optimizer's pass that is timed, and as many of a copy; larger ones take in proportion
-_STATE_BYTES = 8.0  # both moments in fp32
+_RANK_PARAMETERS = 1e6  # of a bucket, for each rank at least (Megatron-LM's DistributedDataParallelConfig)
 _HOST_ADAM_BYTES = 28.0  # of a parameter: gradient, parameter and moments read, the last two written
 _HOST_BYTES_PER_S = 50e9  # of a GPU's share of its host's memory: 400 GB/s of eight channels and two sockets, by eight
 _NEWTON_SCHULZ = 5  # Muon's iterations: two products of k x k by k x n and one of k x k by k x k
@@ -33,8 +34,9 @@ class Work:
         sizes |= {id(run.layer): trained_parameters(job, run.layer) for run in job.model.layers}
         outer = 0.0 if job.lora else job.model.vocab * job.model.hidden / job.layout.tp
         sizes |= {"embedding": np.array([outer, 0.0]), "head": np.array([outer, 0.0])}
-        if job.mtp and job.model.mtp_module:
-            sizes["mtp"] = trained_parameters(job, job.model.mtp_module[0].layer)
+        if job.mtp:
+            sizes |= {id(run.layer): trained_parameters(job, run.layer) for run in job.model.mtp_module}
+            sizes["mtp"] = np.array([0.0 if job.lora else 2.0 * job.model.hidden**2 / job.layout.tp, 0.0])
         self.sizes = sizes
         self.parameters = np.zeros((len(parts), 2))  # of each part, on a rank: outside experts, and experts
         for at, some in enumerate(parts):
@@ -51,11 +53,16 @@ class Work:
     # ---- collectives ----
 
     def _launches(self, op: str, size_bytes: float, group_name: str, dtype: str) -> list[Launch]:
-        """Of sharded data parallelism; with ``shards`` inside those, and sums over their copies."""
+        """Of sharded data parallelism, bucket by bucket (Megatron-LM's are larger with many ranks); with ``shards``
+        inside those, and sums over their copies."""
         layout, gpu = self.layout, self.job.gpu
         group = layout.group(group_name)
         if group.world == 1 or size_bytes < 1:
             return []
+        bucket = max(self.job.stack.bucket_parameters, _RANK_PARAMETERS * group.world) * find_dtype(dtype).act_bytes
+        if size_bytes > bucket:
+            count = size_bytes / bucket
+            return [replace(each, count=count) for each in self._launches(op, bucket, group_name, dtype)]
         shards = layout.shards
         if not shards or shards >= group.world or group_name != "replicas":
             return list(group.launches(op, size_bytes, dtype, gpu))
@@ -97,7 +104,8 @@ class Work:
         if self.layout.zero != 3:
             return {}
         formats, shards = self.job.precision, {}
-        whole = {id(run.layer): rank_parameters(self.job, run.layer) for run in self.job.model.layers}
+        runs = (*self.job.model.layers, *self.job.model.mtp_module)
+        whole = {id(run.layer): rank_parameters(self.job, run.layer) for run in runs}
         for name, trained in self.sizes.items():
             there: list[Launch] = []
             back: list[Launch] = []
@@ -312,7 +320,7 @@ def _token_flops(job: TrainingJob) -> tuple[float, float]:
     layers = [(run.count, run.layer) for run in model.layers]
     heads = 1
     if job.mtp and model.mtp_module:
-        layers.append((model.mtp_layers, model.mtp_module[0].layer))
+        layers += [(model.mtp_layers * run.count, run.layer) for run in model.mtp_module]
         linear += 2 * model.mtp_layers * 2 * model.hidden**2
         heads += model.mtp_layers
     for count, layer in layers:

@@ -40,6 +40,9 @@ TENSOR, CONTEXT, EXPERT = "tensor parallel", "context parallel", "expert paralle
 _NORM = {True: (2.0, 3.0), False: (16.0, 30.0)}  # forward: x, y; backward: dy, x, dx. Eager: to fp32 and back, op by op
 _RESIDUAL = {True: (3.0, 3.0), False: (3.0, 3.0)}  # two read, one written; gradients of both branches are added
 _GATED = {True: (3.0, 5.0), False: (5.0, 12.0)}  # gate and up; their gradients
+# of gpt-oss: two clamps, a scaled sigmoid, an offset, two products and the router's weight, each a kernel of its own
+_CLAMPED = (19.0, 33.0)
+_EXPERT_BIAS = (2.0, 1.0)  # added to each expert's rows; its gradient is their sum
 _PLAIN = {True: (2.0, 3.0), False: (2.0, 3.0)}
 _ROPE = {True: (2.0, 2.0), False: (10.0, 10.0)}  # eager: rotated halves are joined, two products, a sum
 _LOSS = {True: (2.0, 2.0), False: (9.0, 9.0)}  # logits to fp32, their softmax, its gradient, to 16 bits
@@ -55,7 +58,7 @@ OVER_COPY = 1.25
 # 14% longer than those of inputs (57,344 x 8,192; 16,384 x 16,384; SimuMax, configs/system/b200_bf16_ceperm.json)
 ACCUMULATION = 0.6
 FP8_ATTENTION = 1.4  # times 16-bit kernels: forward at head size 128, 8,192 tokens, H100 (the same paper, figure 7)
-_LOOP = 1 / 3  # of a launch from Python: experts' products are launched one by one in C++ (TE's GroupedLinear), each with
+LOOP = 1 / 3  # of a launch from Python: experts' products are launched one by one in C++ (TE's GroupedLinear), each with
 # the casts of narrow formats
 BACKWARD_SCAN = 2.5  # state-space and delta-rule mixers: recomputed states and the gradients of both operands
 
@@ -88,12 +91,12 @@ class Pass:
 
 @dataclass
 class Unit:
-    """The passes of a layer, of the embedding, or of the head. ``parameters``, ``expert_parameters``: of one rank, that
-    are trained; ``weight_bytes``: of the linear layers whose weights are quantised each step."""
+    """The passes of a layer, of the embedding, or of the head. ``syncs``: of the host with the GPU, forward."""
 
     forward: Pass = field(default_factory=Pass)
     backward: Pass = field(default_factory=Pass)  # dgrad
     wgrad: Pass = field(default_factory=Pass)
+    syncs: int = 0
     recompute: Pass = field(default_factory=Pass)  # selective; whole layers run their forward pass again
 
 
@@ -165,35 +168,37 @@ class Builder:
                                 "layout": None if layout == "tn" or find_dtype(dtype).act_bytes < 2 else layout,
                                 "stack": "torch"})  # fmt: skip
 
-    def cast(self, part: str, rows: float, cols: float, what: str, fused: bool = False) -> None:
-        """Of an input (forward) or of an output's gradient (backward) to the format of the products."""
-        if not self.narrow:
+    def cast(self, part: str, rows: float, cols: float, what: str, fused: bool = False, count: float = 1.0,
+             between: bool = False) -> None:  # fmt: skip
+        """Of an input (forward) or of an output's gradient (backward) to the format of the products; ``between``: both products
+        of experts."""
+        if not self.narrow or (part == "experts" and self.stack.fused_experts and between):
             return
         read, written, behind_norm = self.formats.casts[what]
         values = (behind_norm if fused and self.stack.fused_norms else read + written) / self.width_bytes
         if values:
-            call, count = self.moved(rows, cols, values)
+            call, moved = self.moved(rows, cols, values)
             emit = self.run if what == "input" else self.back
-            emit(part, call, count, 1.0 + (read > self.width_bytes))
+            emit(part, call, moved * count, count * (1.0 + (read > self.width_bytes)) * (1.0 if count == 1 else LOOP))
 
     # ---- linear layers ----
 
     def linear(self, part: str, n: int, k: int, *, rows: float = 0.0, target: str = "", column: bool = True,
                behind_norm: bool = False, narrow: bool = True, count: float = 1.0, launches: float = 1.0,
-               gather: bool = True, bias: bool = False) -> tuple[Kernel, Kernel, Kernel | None]:  # fmt: skip
+               gather: bool = True, bias: bool = False, inner: bool = False) -> tuple[Kernel, Kernel, Kernel | None]:  # fmt: skip
         """Rows of k numbers to n numbers on this rank; ``column``: sharded over its outputs (tensor parallelism gathers
         its input), else over its inputs (sums are scattered)."""
-        rows = rows or self.tokens
+        rows, times = rows or self.tokens, count if rows else 1.0  # of its own rows each; else of the same
         formats = (self.formats.forward, self.formats.dgrad, self.formats.wgrad)
         forward, dgrad, wgrad = formats if narrow else (self.vectors if self.vectors != "fp32" else "tf32",) * 3
         if narrow:
-            self.cast(part, rows * count, k, "input", behind_norm)
+            self.cast(part, rows, k, "input", behind_norm, times, inner and not column)
         first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
         if bias and not self.stack.fused_activation:  # its gradient, which others join to the product or to a cast
             call, moved = self.moved(rows, n, 1.0)
             self.back(part, call, moved * count)
         if narrow:
-            self.cast(part, rows * count, n, "gradient")
+            self.cast(part, rows, n, "gradient", count=times, between=inner and column)
         second = self.back(part, self.gemm(rows, k, n, dgrad, "nn"), count, launches)
         third = None
         if not self.adapted:
@@ -275,8 +280,10 @@ class Builder:
     def residual(self) -> None:
         self.vector("residual", self.outside, self.hidden, _RESIDUAL[self.stack.fused_residual])
 
-    def activation(self, part: str, rows: float, width: int, gated: bool) -> None:
+    def activation(self, part: str, rows: float, width: int, gated: bool, clamped: bool = False) -> None:
         values = (_GATED if gated else _PLAIN)[self.stack.fused_activation]
+        if clamped:  # gpt-oss, the only experts with biases
+            values = _CLAMPED
         self.vector(part, rows, width, values)
 
     # ---- units ----
@@ -322,9 +329,10 @@ class Builder:
             self.residual()
         return unit
 
-    def joined(self, layer: Layer) -> Unit:
-        """A module for multi-token prediction: two norms, the product that joins both states, and a layer."""
-        unit = self.layer(layer)
+    def joined(self) -> Unit:
+        """What a module for multi-token prediction has before its layers: two norms and the product that joins both
+        states."""
+        self.unit = unit = Unit()
         self.norm()
         self.norm()
         self.linear("projections", self.hidden // self.tp, 2 * self.hidden)
@@ -454,6 +462,8 @@ class Builder:
     def _backend(self) -> dict[str, str | None]:
         """cuDNN's kernels were measured on Hopper by PyTorch; on Blackwell TensorRT-LLM's, which reach as much, are."""
         chosen = self.stack.attention_backend
+        if chosen == "sdpa":  # FlashAttention-2 before Blackwell, cuDNN there
+            chosen = "cudnn" if self.gpu.instruction_path == TCGEN05 else "fa2"
         if self.vectors == "fp32":
             return {"stack": "torch", "backend": None}
         if chosen == "cudnn" and self.gpu.instruction_path == TCGEN05:
@@ -551,17 +561,21 @@ class Builder:
         if self.job.dispatcher == "hybridep" and layout.ep > 1:
             permutes = (1.0, 1.0)  # written in the order of experts by the exchange
         self._dispatch(block, rows, width)
+        self.unit.syncs += 1  # loads of experts decide sizes of what follows
         self.vector("permutation", pairs, width, permutes)
         local = block.experts // layout.ep
         each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)
-        launches = float(local) * (1.0 if not self.narrow else 3.0) * (_LOOP if self.stack.grouped_gemm else 1.0)
+        launches = float(local) * (LOOP if self.stack.grouped_gemm else 1.0)
         up = inter * (2 if block.gated else 1)
         self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
-                    gather=False)  # fmt: skip
+                    gather=False, inner=True)  # fmt: skip
         with self.module("moe_act"):
-            self.activation("experts", pairs, inter, block.gated)
+            if not self.stack.fused_experts:  # else part of the products, with the bias
+                self.activation("experts", pairs, inter, block.gated, clamped=block.bias)
         self.linear("experts", width, inter, rows=max(1.0, each), target="fc2", count=local, launches=launches,
-                    gather=False)  # fmt: skip
+                    column=False, gather=False, inner=True)  # fmt: skip
+        for cols in (up, width) if block.bias and not self.stack.fused_experts else ():
+            self.vector("experts", pairs, cols, _EXPERT_BIAS)
         self.vector("permutation", pairs, width, permutes)
         if block.latent:
             self.linear("experts", self.hidden, width, rows=rows, gather=False)

@@ -13,7 +13,6 @@ from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
 from kernelcast.forecast.predict_table import Times
-from kernelcast.models.layers import Layer
 from kernelcast.hardware import root_of
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
@@ -46,7 +45,9 @@ class UnitTimes:
         passes = [getattr(unit, name) for name in _PASSES]
         seconds = np.array([_seconds(each, job, times) for each in passes])
         host_s = np.array([_launches(each, job) for each in passes]) * job.stack.launch_s
-        return cls(seconds, np.maximum(0.0, host_s - seconds.sum(axis=1)))
+        waits_s = np.maximum(0.0, host_s - seconds.sum(axis=1))
+        waits_s[0] += unit.syncs * job.stack.sync_s * (job.cuda_graphs != "full")
+        return cls(seconds, waits_s)
 
 
 def _launches(one: Pass, job: TrainingJob) -> float:
@@ -116,9 +117,12 @@ class Plan:
             if part == 0:
                 some["embedding"] = 1
             if part == layout.parts - 1:
-                some["head"] = 1 + (job.model.mtp_layers if job.mtp else 0)
-                for name in ("mtp",) if job.mtp and job.model.mtp_layers else ():
-                    some[name] = job.model.mtp_layers
+                modules = job.model.mtp_layers if job.mtp else 0
+                some["head"] = 1 + modules
+                if modules:
+                    some["mtp"] = modules
+                for run in job.model.mtp_module if modules else ():
+                    some[id(run.layer)] = some.get(id(run.layer), 0) + modules * run.count
             self.parts.append(some)
         self.work = job_work.Work(job, self.parts)
 
@@ -142,9 +146,9 @@ def _units(job: TrainingJob) -> dict[Any, Unit]:
     builder = Builder(job)
     units: dict[Any, Unit] = {id(run.layer): builder.layer(run.layer) for run in job.model.layers}
     units |= {"embedding": builder.embedding(), "head": builder.head()}
-    if job.mtp and job.model.mtp_module:
-        module: Layer = job.model.mtp_module[0].layer
-        units["mtp"] = builder.joined(module)
+    if job.mtp:
+        units |= {id(run.layer): builder.layer(run.layer) for run in job.model.mtp_module}
+        units["mtp"] = builder.joined()
     return units
 
 
