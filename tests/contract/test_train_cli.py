@@ -209,3 +209,19 @@ def test_a_run_costs_its_tokens(run: Run) -> None:
     assert found["run"]["energy_j"] < 8 * 700 * seconds * 1.001 and found["run"]["goodput"] == 1
     failing = told(run, *LLAMA, "--tokens", "1e12", "--checkpoint-every", "100", "--mtbf", "50700")
     assert failing["run"]["goodput"] < 1 and failing["run"]["hours"] > found["run"]["hours"]
+
+
+def test_search_finds_a_layout_that_fits_and_is_fastest(run: Run) -> None:
+    question = shlex.split("train llama-3.2-1b --gpus 8xH100 --global-batch 32 --seq 4096 --search --cp 1")
+    found = told(run, *question)
+    times = [each["time_s"] for each in found["search"]["ranked"]]
+    assert found["fits"] and found["time_s"] == times[0] == min(times) and found["layout"]["cp"] == 1
+    assert found["search"]["tried"] > 20 and "layouts" in run(*question)[1]
+    layout = found["layout"]
+    again = told(
+        run, *question[:-3], "--tp", str(layout["tp"]), "--pp", str(layout["pp"]), "--recompute", found["recompute"],
+        "--micro-batch", str(found["micro_batch"]),
+    )  # fmt: skip
+    assert again["time_s"] == pytest.approx(found["time_s"], rel=1e-6)
+    assert "give --global-batch" in refused(run, "train", "llama-3.2-1b", "--gpus", "8xH100", "--search")
+    assert "leave out --dp" in refused(run, *question, "--dp", "2")

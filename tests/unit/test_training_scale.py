@@ -245,7 +245,7 @@ def test_reports(h100: Gpu) -> None:
     ("plan", "bucket"),
     [({"dp": 0}, "dp must be a whole number"), ({"zero": 4}, "zero must be 0, 1, 2 or 3"),
      ({"zero": 3}, "shards over the dp ranks"),
-     ({"schedule": "zigzag"}, "unknown schedule"), ({"dp": 4, "ep": 3}, "ep 3 does not divide dp 4"),
+     ({"schedule": "zigzag"}, "unknown schedule"), ({"dp": 4, "ep": 3}, "ep 3 x expert_tp 1 does not divide the 4 ranks"),
      ({"sequence_parallel": True}, "needs tp of 2"), ({"virtual_stages": 2}, "needs schedule='interleaved'"),
      ({"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "micro_batches": 3}, "multiple of pp 2"),
      ({"pp": 2, "stage_layers": (8,)}, "names 1 parts of the model, not 2"),

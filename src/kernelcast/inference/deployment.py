@@ -62,7 +62,7 @@ class Layout:
 
     def near(self, gpu: Gpu, world: int) -> bool:
         """Whether a group of this many neighbours is on one node."""
-        return world <= self.gpus_per_node or nvlink_domain(gpu)
+        return world <= node_gpus(gpu, self.gpus_per_node)
 
     def fabric(self, gpu: Gpu, world: int) -> str | None:
         """The fabric of a group of this many neighbours; None: the GPU's own link."""
@@ -80,9 +80,9 @@ def check_counts(layout: Any, *names: str) -> None:
             fabric(link)
 
 
-def nvlink_domain(gpu: Gpu) -> bool:
-    """NVLink reaches across trays (GB200 NVL72)."""
-    return gpu.known_as.startswith("gb")
+def node_gpus(gpu: Gpu, gpus_per_node: int) -> int:
+    """GPUs that the GPU's own links join: of a server, or of a rack (GB200 NVL72) whose trays are nodes."""
+    return max(gpu.link_gpus, gpus_per_node)
 
 
 ROUTINGS = ("expected", "random", "balanced", "identical")

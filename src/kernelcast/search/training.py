@@ -19,7 +19,7 @@ from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.end_to_end import end_to_end
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.inference.deployment import check_heads
+from kernelcast.inference.deployment import check_heads, node_gpus
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.layers import Dense, Experts, LatentAttention
 from kernelcast.results import LEVELS
@@ -28,7 +28,7 @@ from kernelcast.training.job import Recompute, TrainingJob, TrainingPrecision
 from kernelcast.training.job import precision as named_precision
 from kernelcast.training.job_memory import least_bytes, peak
 from kernelcast.training.job_work import model_flops
-from kernelcast.training.layout import TrainingLayout, node_gpus
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.step import STEP
 from kernelcast.training.transformer_step import TrainingForecast, forecast_many
 

@@ -9,18 +9,12 @@ from typing import Literal, get_args
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.hardware import Gpu
-from kernelcast.inference.deployment import BETWEEN_NODES, GPUS_PER_NODE, check_counts, nvlink_domain
+from kernelcast.inference.deployment import BETWEEN_NODES, GPUS_PER_NODE, check_counts, node_gpus
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 ContextExchange = Literal["p2p", "all_gather", "a2a"]  # Transformer Engine's cp_comm_type
 BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, bucket_cap_mb
-NVL72_GPUS = 72  # of one NVLink domain: GB200 NVL72, GB300 NVL72 (NVIDIA's product pages)
-
-
-def node_gpus(gpu: Gpu, gpus_per_node: int) -> int:
-    """GPUs that NVLink joins: of a server, or of a rack."""
-    return max(NVL72_GPUS, gpus_per_node) if nvlink_domain(gpu) else gpus_per_node
 
 
 @dataclass(frozen=True)

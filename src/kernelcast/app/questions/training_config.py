@@ -109,18 +109,18 @@ def _arguments(path: Path) -> Iterator[tuple[str, Any]]:
     text = re.sub(r"(^|\s)#.*", "", text)
     variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(text)}
 
-    def resolved(word: str) -> str:
+    def resolved(flag: str) -> str:
         for _ in range(4):  # of a variable of a variable
-            word = _VARIABLE.sub(lambda m: variables.get(m[1]) or m[2] or "", word)
-        return word
+            flag = _VARIABLE.sub(lambda m: variables.get(m[1]) or m[2] or "", flag)
+        return flag
 
     for line in text.replace("\\\n", " ").splitlines():
-        words = [resolved(word).strip("()\"';") for word in line.replace("(", " ").split()]
-        for at, word in enumerate(words):
-            if not re.fullmatch(r"--[a-z][\w.-]*(=.*)?", word):
+        flags = [resolved(flag).strip("()\"';") for flag in line.replace("(", " ").split()]
+        for at, flag in enumerate(flags):
+            if not re.fullmatch(r"--[a-z][\w.-]*(=.*)?", flag):
                 continue
-            name, equals, value = word[2:].partition("=")
-            rest = [] if equals else itertools.takewhile(lambda each: not each.startswith("--"), words[at + 1 :])
+            name, equals, value = flag[2:].partition("=")
+            rest = [] if equals else itertools.takewhile(lambda each: not each.startswith("--"), flags[at + 1 :])
             values = [value] if equals else [each for each in rest if each and " " not in each]
             yield name.replace("-", "_"), values[0] if len(values) == 1 else values or True
 
