@@ -21,7 +21,17 @@ from kernelcast.toml_folder import read_toml
 from kernelcast.training.layout import TrainingLayout
 
 PRECISIONS_FILE = Path(__file__).parent / "precisions.toml"
-RECOMPUTE_MODULES = ("core_attn", "mla_up_proj", "moe_act", "mlp_act", "layernorm", "mlp", "moe", "shared_experts")
+RECOMPUTE_MODULES = (
+    "core_attn",
+    "mla_up_proj",
+    "moe_act",
+    "mlp_act",
+    "layernorm",
+    "mlp",
+    "moe",
+    "shared_experts",
+    "op",
+)  # op: of a layer all but attention and half of its products (torchtitan's selective op)
 OPTIMIZERS = ("adamw", "adamw8bit", "muon", "sgd", "sgd_momentum")
 DISPATCHERS = ("alltoall", "deepep", "hybridep")
 CUDA_GRAPHS = ("", "partial", "full")
@@ -145,7 +155,9 @@ class TrainingJob:
                 f"layers of {name}, its embedding and its head"
             )
         if self.seq % (2 * layout.cp if layout.cp > 1 else 1):
-            raise KernelcastError(f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced")
+            raise KernelcastError(
+                f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced"
+            )
         if layout.stage_layers is not None and sum(layout.stage_layers) != self.model.layer_count:
             raise KernelcastError(
                 f"stage_layers {layout.stage_layers} must add up to the {self.model.layer_count} layers of {name}"

@@ -148,7 +148,9 @@ class Work:
         bucket, parameters = self.job.stack.bucket_parameters, float(self.stage_parameters[stage].sum())
         return total_s * min(1.0, bucket / parameters) if parameters else 0.0
 
-    def _exposed(self, launches: Sequence[Sequence[Launch]], times: Times, beside_s: Array, overlap: bool) -> list[float]:
+    def _exposed(
+        self, launches: Sequence[Sequence[Launch]], times: Times, beside_s: Array, overlap: bool
+    ) -> list[float]:
         lost = self.job.stack.interference
         exposed = []
         for stage, mine in enumerate(launches):
@@ -232,7 +234,9 @@ class Work:
                 seconds = 0.0
             held = owned if self.layout.zero >= 2 else whole
             moved = owned * formats.gradient_bytes + held * formats.gradient_bytes  # the norm; cleared
-            moved += owned * (formats.main_parameter_bytes + formats.parameter_bytes) * bool(formats.main_parameter_bytes)
+            moved += (
+                owned * (formats.main_parameter_bytes + formats.parameter_bytes) * bool(formats.main_parameter_bytes)
+            )
             if formats.scaling:
                 moved += whole * (formats.casts["input"][0] + formats.casts["input"][1])
             found.append(seconds + moved * byte_s)
@@ -245,7 +249,9 @@ class Work:
         owned = max(self.owned(stage) for stage in range(self.layout.pp))
         link = self.job.gpu.pcie_bytes_per_s
         formats = self.job.precision
-        return owned * ((formats.gradient_bytes + formats.parameter_bytes) / link + _HOST_ADAM_BYTES / _HOST_BYTES_PER_S)
+        return owned * (
+            (formats.gradient_bytes + formats.parameter_bytes) / link + _HOST_ADAM_BYTES / _HOST_BYTES_PER_S
+        )
 
     def activation_offload_s(self, tasks: Array) -> Array:
         """(3, parts): what a pass waits for activations on their way to the host and back, beside its kernels."""
@@ -349,4 +355,6 @@ def recomputed_share(job: TrainingJob) -> float:
         again += min(1.0, block / layers) * (linear - head + attention)
     elif recompute.mode == "selective" and "core_attn" in recompute.modules:
         again += attention
+    elif recompute.mode == "selective" and "op" in recompute.modules:
+        again += (linear - 2 * job.model.vocab * job.model.hidden) / 2
     return again / ((2 if job.lora else 3) * linear + 3 * attention)
