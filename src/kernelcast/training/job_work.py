@@ -372,4 +372,6 @@ def recomputed_share(job: TrainingJob) -> float:
         again += min(1.0, block / layers) * (linear - head + attention)
     elif recompute.mode == "selective" and "core_attn" in recompute.modules:
         again += attention
+    elif recompute.mode == "selective" and "op" in recompute.modules:
+        again += (linear - 2 * job.model.vocab * job.model.hidden) / 2
     return again / ((2 if job.lora else 3) * linear + 3 * attention)
