@@ -26,7 +26,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute_granularity", "activation_checkpoint.mode"),
     "recompute_method": (),
     "recompute_layers": ("recompute_num_layers",),
-    "recompute_modules": (),
+    "recompute_modules": ("activation_checkpoint.selective_ac_option",),
     "virtual_stages": ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
     "layers_per_virtual_stage": ("num_layers_per_virtual_pipeline_stage",),
     "schedule": ("parallelism.pipeline_parallel_schedule",),
@@ -57,7 +57,7 @@ WITHOUT_EFFECT: Mapping[str, bool] = {
 
 # Values that other projects have for a parameter's own
 VALUES: Mapping[str, Mapping[str, Any]] = {
-    "recompute": {"selective": "selective", "full": "full", "none": "none", "op": "selective"},
+    "recompute": {"selective": "selective", "full": "full", "none": "none"},
     "dispatcher": {"flex": "deepep", "allgather": "alltoall"},
     "cuda_graphs": {"local": "full", "full_iteration": "full", "transformer_engine": "partial"},
     "cp_comm": {"allgather": "all_gather", "all_gather": "all_gather", "a2a+p2p": "a2a"},

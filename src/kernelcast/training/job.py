@@ -21,7 +21,17 @@ from kernelcast.toml_folder import read_toml
 from kernelcast.training.layout import TrainingLayout
 
 PRECISIONS_FILE = Path(__file__).parent / "precisions.toml"
-RECOMPUTE_MODULES = ("core_attn", "mla_up_proj", "moe_act", "mlp_act", "layernorm", "mlp", "moe", "shared_experts")
+RECOMPUTE_MODULES = (
+    "core_attn",
+    "mla_up_proj",
+    "moe_act",
+    "mlp_act",
+    "layernorm",
+    "mlp",
+    "moe",
+    "shared_experts",
+    "op",
+)  # op: of a layer all but attention and half of its products (torchtitan's selective op)
 OPTIMIZERS = ("adamw", "adamw8bit", "muon", "sgd", "sgd_momentum")
 DISPATCHERS = ("alltoall", "deepep", "hybridep")
 CUDA_GRAPHS = ("", "partial", "full")

@@ -306,13 +306,16 @@ class _Rank:
 
     def _gathered(self, weights: Sequence[Weights]) -> float:
         """FSDP: the parameters of the unit that runs and of the next, and its gradients before and while they are
-        reduced."""
-        precision = self.job.precision
+        reduced. In a pipeline all stay gathered, and gradients are reduced after the last micro-batch (torchtitan:
+        reshard_after_forward and requires_gradient_sync are off)."""
+        precision, unit = self.job.precision, max(each.unit for each in weights)
         if self.job.layout.zero != 3:
             return 0.0
-        unit = max(each.unit for each in weights)
         grads = 0.0 if self.job.lora else self.element + precision.reduce_bytes
-        return unit * (2 * precision.gather_bytes + grads)
+        if self.job.layout.pp == 1:
+            return unit * (2 * precision.gather_bytes + grads)
+        whole, trained = _sum(weights, "dense", "experts"), 0.0 if self.job.lora else precision.reduce_bytes
+        return whole * (precision.gather_bytes + trained) + unit * grads
 
 
 def _busiest(job: TrainingJob) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,17 +12,33 @@ import numpy as np
 
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.predict_table import Times
+from kernelcast.hardware import fabric
 from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, SelfAttention
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.layout import ProcessGroup
 
+# Of the rate of a port what collectives reach: 43 to 47 of 50 GB/s of a ConnectX-7 (DeepEP, README.md, internode)
+NETWORK = 0.88
+_SENT = ("all_gather", "reduce_scatter", "all_to_all", "send_recv")
 _ELEMENTS = 1 << 26  # of an optimizer's pass that is timed, and as many of a copy; larger ones take in proportion
 _RANK_PARAMETERS = 1e6  # of a bucket, for each rank at least (Megatron-LM's DistributedDataParallelConfig)
 _HOST_ADAM_BYTES = 28.0  # of a parameter: gradient, parameter and moments read, the last two written
 _HOST_BYTES_PER_S = 50e9  # of a GPU's share of its host's memory: 400 GB/s of eight channels and two sockets, by eight
 _NEWTON_SCHULZ = 5  # Muon's iterations: two products of k x k by k x n and one of k x k by k x k
+
+
+def exchange_s(launch: Launch, times: Times) -> float:
+    """Of collectives inside a node as they are predicted; what crosses the network by its bytes: campaigns of it were
+    measured over other networks, whose share of their rate says little."""
+    given = launch.call.arguments
+    if given.get("fabric") is None or launch.op not in _SENT:
+        return launch.count * times[launch.call].interval.value
+    link, world = fabric(given["fabric"], times.gpu), given["world"]
+    messages = 1.0 if launch.op in ("send_recv", "all_to_all") else math.ceil(math.log2(world))
+    sent_bytes = given["bytes"] * (1.0 if launch.op == "send_recv" else (world - 1) / world)
+    return launch.count * (sent_bytes / (NETWORK * link.bytes_per_s) + messages * link.latency_s)
 
 
 class Work:
@@ -141,7 +158,7 @@ class Work:
     # ---- their time ----
 
     def send_s(self, times: Times) -> Array:
-        return np.array([times[launch.call].interval.value for launch in self.sends])
+        return np.array([exchange_s(launch, times) for launch in self.sends])
 
     def _first(self, total_s: float, stage: int) -> float:
         """The bucket that no kernel hides: the last of the gradients, the first of the parameters."""
@@ -154,7 +171,7 @@ class Work:
         lost = self.job.stack.interference
         exposed = []
         for stage, mine in enumerate(launches):
-            total = sum(launch.count * times[launch.call].interval.value for launch in mine)
+            total = sum(exchange_s(launch, times) for launch in mine)
             if overlap and self.layout.overlap:
                 first = self._first(total, stage)
                 hidden = min(total - first, float(beside_s[stage]))
@@ -180,7 +197,7 @@ class Work:
         lost, overlap = self.job.stack.interference, self.layout.overlap
 
         def seconds(launches: Sequence[Launch]) -> float:
-            return sum(launch.count * times[launch.call].interval.value for launch in launches)
+            return sum(exchange_s(launch, times) for launch in launches)
 
         sent = {name: [seconds(each) for each in pair] for name, pair in self.unit_shards.items()}
         for part, some in enumerate(self.parts):
@@ -355,4 +372,6 @@ def recomputed_share(job: TrainingJob) -> float:
         again += min(1.0, block / layers) * (linear - head + attention)
     elif recompute.mode == "selective" and "core_attn" in recompute.modules:
         again += attention
+    elif recompute.mode == "selective" and "op" in recompute.modules:
+        again += (linear - 2 * job.model.vocab * job.model.hidden) / 2
     return again / ((2 if job.lora else 3) * linear + 3 * attention)

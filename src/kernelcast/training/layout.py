@@ -160,8 +160,9 @@ class ProcessGroup:
         if inside == self.world:
             yield collective_launch(op, size_bytes, self.world, dtype, None)
             return
+        steps = ("reduce_scatter", "all_gather") if op == "all_reduce" else (op,)  # of a ring, one rank a node
         if inside == 1:
-            yield collective_launch(op, size_bytes, self.world, dtype, self.between_nodes)
+            yield from (collective_launch(step, size_bytes, self.world, dtype, self.between_nodes) for step in steps)
             return
         if op == "all_to_all":  # what stays in the node goes over its links, the rest over each GPU's own port
             crossing = size_bytes * (self.world - inside) / (self.world - 1)  # of which (world - 1) / world is sent
@@ -171,7 +172,7 @@ class ProcessGroup:
         nodes, part = self.world // inside, size_bytes / inside
         if op in ("all_reduce", "reduce_scatter"):
             yield collective_launch("reduce_scatter", size_bytes, inside, dtype, None)
-        yield collective_launch(op, part, nodes, dtype, self.between_nodes)
+        yield from (collective_launch(step, part, nodes, dtype, self.between_nodes) for step in steps)
         if op in ("all_reduce", "all_gather"):
             yield collective_launch("all_gather", size_bytes, inside, dtype, None)
 

@@ -138,9 +138,16 @@ class Builder:
         """In the forward pass, and again where it is recomputed."""
         kernel = Kernel(part, call, count, launches)
         self.unit.forward.kernels.append(kernel)
-        if self.again:
-            self.unit.recompute.kernels.append(kernel)
+        if self.again and (share := self._share_again(part, call)):
+            self.unit.recompute.kernels.append(Kernel(part, call, count * share, launches * share))
         return kernel
+
+    def _share_again(self, part: str, call: Call) -> float:
+        """Of a kernel of a recomputed module: torchtitan's per-op checkpointing keeps what attention and every second
+        product give (torchtitan, distributed/activation_checkpoint.py)."""
+        if any(name in self.job.recompute.modules for name in self.modules if name != "op"):
+            return 1.0
+        return 0.0 if part == "attention" else 0.5 if call.op == "gemm" else 1.0
 
     def back(self, part: str, call: Call, count: float = 1.0, launches: float = 1.0, weight: bool = False) -> Kernel:
         kernel = Kernel(part, call, count, launches)
@@ -312,6 +319,11 @@ class Builder:
 
     def layer(self, layer: Layer) -> Unit:
         self.unit = unit = Unit()
+        with self.module("op"):
+            self._sublayers(layer)
+        return unit
+
+    def _sublayers(self, layer: Layer) -> None:
         if layer.attention is not None:
             self.norm()
             self.mixer(layer.attention)
@@ -329,7 +341,6 @@ class Builder:
             if layer.norms.behind:
                 self.norm()
             self.residual()
-        return unit
 
     def joined(self) -> Unit:
         """What a module for multi-token prediction has before its layers: two norms and the product that joins both

@@ -81,7 +81,7 @@ def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
     by_kind = dict.fromkeys(_KINDS, 0.0)
     by_kind["compute"] = sum(k.count * call_s(k.call, times) for k in one.kernels)
     for exchange in one.exchanges:
-        sent = sum(launch.count * times[launch.call].interval.value for launch in exchange.launches)
+        sent = sum(job_work.exchange_s(launch, times) for launch in exchange.launches)
         beside = sum(k.count * call_s(k.call, times) for k in exchange.beside)
         hidden = min(sent, beside)
         first = hidden / exchange.pieces if exchange.pieces else 0.0
@@ -311,8 +311,10 @@ class TrainingForecast:
                         launch = Launch(kernel.part, kernel.call, kernel.count)
                         found.append(KernelTime.of(phase, launch, self.times, times * count))
                     for exchange in one.exchanges:
-                        found += [KernelTime.of(phase, Launch(exchange.part, launch.call, launch.count), self.times,
-                                                times * count) for launch in exchange.launches]  # fmt: skip
+                        for launch in exchange.launches:
+                            share = job_work.exchange_s(launch, self.times) / self.times[launch.call].interval.value
+                            each = Launch(exchange.part, launch.call, share)
+                            found.append(KernelTime.of(phase, each, self.times, times * count))
         return tuple(found)
 
     @cached_property
