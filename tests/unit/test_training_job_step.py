@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,9 @@ from kernelcast.models.config import parse
 from kernelcast.stacks.training_stack import training_stack, training_stack_ids
 from kernelcast.training import job_work
 from kernelcast.training.job import Lora, Offload, Recompute, TrainingJob, precision, precision_names
+from kernelcast.training.layer_kernels import CONTEXT, EXPERT, TENSOR, Pass
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.passes import CONTEXT, EXPERT, TENSOR, Builder, Pass
+from kernelcast.training.passes import Builder
 from kernelcast.training.transformer_step import PARTS, TrainingForecast, forecast, forecast_many
 
 LLAMA, MIXTRAL = model("llama-3.1-8b"), model("mixtral-8x7b")
@@ -173,7 +175,8 @@ def test_every_stack_has_a_step_and_sources(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-120b", "qwen3-next-80b-a3b", "nemotron-3-nano-30b-a3b",
-                                  "kimi-linear-48b-a3b", "gemma-3-27b", "deepseek-v4-flash", "llama-4-scout"])  # fmt: skip
+                                  "kimi-linear-48b-a3b", "gemma-3-27b", "deepseek-v4-flash",
+                                  "llama-4-scout"])  # fmt: skip
 def test_models_of_every_family_have_a_step(name: str) -> None:
     found = forecast(job(model(name), dp=8, ep=8 if "experts" in model(name).model_class else 1, gpu=B200))
     assert 0.02 < found.mfu < 0.9
@@ -195,12 +198,12 @@ def test_more_ranks_of_the_same_layout_are_never_faster_per_gpu() -> None:
     """Each with the same work: a sharded optimizer would have less."""
     steps = forecast_many([job(dp=dp, tp=2, sequence_parallel=True, micro_batches=4) for dp in (4, 8, 16, 64, 512)])
     speeds = [per_gpu(step) for step in steps]
-    assert all(later <= earlier * (1 + 1e-9) for earlier, later in zip(speeds, speeds[1:], strict=False))
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(speeds))
 
 
 @pytest.mark.parametrize("sizes", [{"dp": 64, "zero": 3}, {"dp": 16, "pp": 4, "micro_batches": 8, "zero": 1},
                                    {"dp": 16, "cp": 4, "zero": 1}])  # fmt: skip
-def test_a_faster_network_is_never_slower(sizes: dict[str, int]) -> None:
+def test_a_faster_network_is_never_slower(sizes: dict[str, Any]) -> None:
     steps = [forecast(job(between_nodes=name, **sizes)) for name in ("ib_hdr", "ib_ndr", "ib_xdr")]
     assert steps[0].time_s >= steps[1].time_s >= steps[2].time_s
 
@@ -239,8 +242,9 @@ def test_nvl72_is_72_gpus_and_not_more() -> None:
 
 
 def gpt3(layers: int, hidden: int, heads: int) -> Architecture:
-    return parse({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "n_embd": hidden,
-                  "n_head": heads, "vocab_size": 51200, "activation_function": "gelu", "n_positions": 2048})  # fmt: skip
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": 51200, "n_positions": 2048}
+    kind = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu"}
+    return parse({**kind, **sizes})
 
 
 GPT_175B = gpt3(96, 12288, 96)
@@ -276,10 +280,11 @@ def test_selective_recomputation_on_a100(
     ({"dp": 8, "cp": 16, "cp_comm": "all_gather", "micro_batches": 16}, 131072, 0.38),
 ])  # fmt: skip
 def test_llama_3_405b_on_8k_to_16k_h100(sizes: dict[str, Any], seq: int, mfu: float) -> None:
-    """The Llama 3 Herd of Models (arXiv 2407.21783), table 4 and section 3.3.2: the embedding and the head are stages of
-    their own. The runs had stragglers and checkpoints, which are not in a step."""
-    found = forecast(job(model("llama-3.1-405b"), seq=seq, tp=8, pp=16, zero=2, sequence_parallel=True,
-                         schedule="interleaved", virtual_stages=8, stage_layers=(0, *[1] * 126, 0), **sizes))  # fmt: skip
+    """The Llama 3 Herd of Models (arXiv 2407.21783), table 4 and section 3.3.2: the embedding and the head are parts
+    of their own. The runs had stragglers and checkpoints, which are not in a step."""
+    parts: dict[str, Any] = {"schedule": "interleaved", "virtual_stages": 8, "stage_layers": (0, *[1] * 126, 0)}
+    found = forecast(job(model("llama-3.1-405b"), seq=seq, tp=8, pp=16, zero=2, sequence_parallel=True, **parts,
+                         **sizes))  # fmt: skip
     published_s = found.time_s * found.mfu / mfu
     assert found.low_s < published_s < found.high_s
     assert found.time_s == pytest.approx(published_s, rel=0.20)

@@ -60,7 +60,7 @@ def test_as_the_simulation_of_uneven_stages_with_links(schedule: str, virtual: i
     ends = stage_ends(schedule, 4, micro_batches, virtual, times_s, send_s)
     order = pipeline.orders(schedule, 4, micro_batches, virtual)
     for at in range(jobs):
-        backward = (times_s[1] + times_s[2])[:, at]
-        timing = pipeline.PipelineTimes(times_s[0, :, at], backward, backward, send_s[:, at])
+        backward = (times_s[1] + times_s[2])[:, at].tolist()
+        timing = pipeline.PipelineTimes(times_s[0, :, at].tolist(), backward, backward, send_s[:, at].tolist())
         expected = pipeline.run(order, timing, micro_batches).ends_s
         assert ends[:, at] == pytest.approx(expected, rel=0.01)

@@ -67,7 +67,7 @@ class TrainingPrecision:
 @dataclass(frozen=True)
 class Recompute:
     """Megatron's --recompute-granularity, -method, -num-layers and -modules. ``full``: a layer's input is kept and the
-    layer runs again in the backward pass (``layers`` of each stage; 0: all). ``selective``: only ``modules`` run again."""
+    layer runs again in the backward pass (``layers`` of each stage; 0: all). ``selective``: only ``modules`` do."""
 
     mode: RecomputeMode = "none"
     method: Literal["uniform", "block"] = "uniform"  # uniform: one kept input for ``layers`` layers; block: the first

@@ -46,9 +46,7 @@ class Work:
 
     def __init__(self, job: TrainingJob, parts: Sequence[Mapping[Any, int]]) -> None:
         self.job, self.parts, self.layout = job, parts, job.layout
-        sizes = {id(run.layer): trained_parameters(job, run.layer) for run in job.model.distinct_layers}
-        # equal layers of separate runs are one value but not one object
-        sizes |= {id(run.layer): trained_parameters(job, run.layer) for run in job.model.layers}
+        sizes: dict[Any, Array] = {id(run.layer): trained_parameters(job, run.layer) for run in job.model.layers}
         outer = 0.0 if job.lora else job.model.vocab * job.model.hidden / job.layout.tp
         sizes |= {"embedding": np.array([outer, 0.0]), "head": np.array([outer, 0.0])}
         if job.mtp:

@@ -21,9 +21,9 @@ BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, bucket_cap_mb
 class TrainingLayout:
     """``dp`` x ``cp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then cp, dp, pp (Megatron's order).
 
-    ``cp``: context parallel size: each rank has a part of every sequence; ``cp_comm``: how attention gets the rest (keys
-    and values around a ring, gathered before, or heads exchanged for tokens). ``expert_tp``: GPUs that an expert is
-    sharded over (Megatron's --expert-tensor-parallel-size).
+    ``cp``: context parallel size: each rank has a part of every sequence; ``cp_comm``: how attention gets the rest
+    (keys and values around a ring, gathered before, or heads exchanged for tokens). ``expert_tp``: GPUs that an expert
+    is sharded over (Megatron's --expert-tensor-parallel-size).
 
     ``zero``: 0 replicates everything on the dp ranks, 1 shards optimizer states, 2 gradients too, 3 parameters too
     (FSDP), frozen ones too. ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE
@@ -67,7 +67,8 @@ class TrainingLayout:
             raise KernelcastError(f"zero {self.zero} shards over the dp ranks: give dp of 2 or more")
         if self.expert_ranks % (self.ep * self.expert_tp):
             raise KernelcastError(
-                f"ep {self.ep} x expert_tp {self.expert_tp} does not divide the {self.expert_ranks} ranks of dp x cp x tp"
+                f"ep {self.ep} x expert_tp {self.expert_tp} does not divide the {self.expert_ranks} ranks of dp x cp x "
+                "tp"
             )
         if self.shards and self.replicas % self.shards:
             raise KernelcastError(f"shards {self.shards} does not divide the {self.replicas} ranks of dp x cp")

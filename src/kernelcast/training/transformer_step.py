@@ -20,7 +20,8 @@ from kernelcast.results import Interval, support_of
 from kernelcast.schedule import KernelTime, Share, joined, shares
 from kernelcast.training import job_work
 from kernelcast.training.job import TrainingJob
-from kernelcast.training.passes import CONTEXT, EXPERT, TENSOR, Builder, Kernel, Pass, Unit
+from kernelcast.training.layer_kernels import CONTEXT, EXPERT, TENSOR, Pass, Unit
+from kernelcast.training.passes import Builder
 from kernelcast.training.schedules import dual_pipe_end, stage_ends
 from kernelcast.training.step import STEP, STEP_SPREAD
 
@@ -184,7 +185,10 @@ def forecast_many(
 
 
 class _Stages:
-    """Seconds of the parts of a job's model, (parts, passes, kinds), and of what a stage does once a step."""
+    """Seconds of the parts of a job's model, (parts, passes, kinds), and of what a stage does once a step. ``ends``:
+    when each stage has done its passes, with links and with links that cost nothing; ``_schedule`` says."""
+
+    ends: tuple[list[float], list[float]]
 
     def __init__(self, plan: Plan, times: Times, timed: dict[Any, dict[Any, UnitTimes]]) -> None:
         self.plan, self.job, self.times = plan, plan.job, times
@@ -237,7 +241,6 @@ class _Stages:
         return slice(stage, None, self.job.layout.pp)
 
     def result(self) -> TrainingForecast:
-        """``ends``: of each stage, with links and with links that cost nothing."""
         job, layout, work, ends = self.job, self.job.layout, self.plan.work, self.ends
         count, pp = layout.micro_batches, layout.pp
         per_stage = np.stack([self.tasks[:, self.of_stage(s)].sum(axis=1) for s in range(pp)])  # (stages, 3)
