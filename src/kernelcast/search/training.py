@@ -200,7 +200,7 @@ def layouts(
     recomputes = space.recompute or _recomputes(model)
     for tp, cp, pp, ep, expert_tp in _sizes(model, gpu, gpus, seq, space, base):
         dp = gpus // (tp * cp * pp)
-        zeros = (space.zero or ((3,) if run.id == "fsdp" else (1,))) if dp * cp > 1 else (0,)
+        zeros = (space.zero or (run.zero,)) if dp * cp > 1 else (0,)
         for micro_batch, virtual in itertools.product(space.micro_batch or _MICRO_BATCHES, _virtual(model, pp, space)):
             micro_batches, rest = divmod(global_batch, dp * micro_batch)
             if rest or (virtual > 1 and micro_batches % pp):

@@ -28,6 +28,7 @@ class TrainingStack:
     fused_experts: bool  # their activation and the casts around it are in the grouped products
     token_permutation_fused: bool
     fused_gradient_accumulation: bool  # wgrad products add to the fp32 gradient
+    zero: int  # that its recipes take: 1, the distributed optimizer, 3, FSDP
     overlap_grad_reduce: bool  # defaults of the recipes that are published
     overlap_param_gather: bool
     attention_backend: str  # cudnn, fa2, fa3; sdpa: as PyTorch chooses

@@ -168,7 +168,7 @@ class _Rank:
         return _Part(
             weights=self._weights(runs, embeds, ends), kept=total * tokens, backward=most * tokens,
             loss=(total + logits) * tokens if ends else 0.0, logits=logits * tokens,
-            embedding=self.table * self.element if embeds and not self.job.lora else 0.0,
+            embedding=self.table * self.element if embeds and not self.job.lora and self.job.layout.zero < 3 else 0.0,
         )  # fmt: skip
 
     def _logits(self) -> float:
@@ -231,7 +231,7 @@ class _Rank:
             yield {"activations": most + part.backward, "communication": buffers}
             yield {"activations": most, "communication": buffers, "workspace": _WORKSPACE + wgrads + part.embedding}
             if part.logits:
-                head = 0.0 if job.lora else self.table * self.element
+                head = 0.0 if job.lora or layout.zero == 3 else self.table * self.element
                 yield {"activations": most + part.loss - part.logits, "logits": part.logits, "communication": buffers,
                        "workspace": _WORKSPACE + wgrads + head}  # fmt: skip
 
@@ -298,9 +298,10 @@ class _Rank:
 
     def _wgrads(self, weights: Sequence[Weights]) -> float:
         """Where products add to the gradient in place, Transformer Engine still returns a tensor of each shape, which
-        it makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added."""
+        it makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added; with FSDP
+        those of its unit (``_gathered``)."""
         shapes = {shape for each in weights for shape in each.shapes}
-        if self.job.lora or not shapes:
+        if self.job.lora or not shapes or self.job.layout.zero == 3:
             return 0.0
         return self.element * (sum(shapes) if self.job.stack.fused_gradient_accumulation else max(shapes))
 

@@ -15,7 +15,6 @@ from kernelcast.results import HtmlRepr, Interval
 
 if TYPE_CHECKING:
     from kernelcast.hardware.prices import Price
-    from kernelcast.search.training import LayoutSearch
     from kernelcast.training.transformer_step import TrainingForecast
 
 
@@ -66,7 +65,7 @@ class TrainingRun(HtmlRepr):
     failures: Failures = Failures()
     answered_as: Mapping[str, Any] = field(default_factory=dict)  # parameters that were filled in
     unread: tuple[str, ...] = ()  # settings of a config file that no rule knows
-    search: LayoutSearch | None = None  # the layouts that the step's is the fastest of
+    search: Any = None  # LayoutSearch: the layouts that the step's is the fastest of
 
     @property
     def goodput(self) -> float:

@@ -383,11 +383,13 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         )  # fmt: skip
 
     def _zero(self, replicas: int) -> int:
+        from kernelcast.stacks.training_stack import training_stack
+
         if self.zero is not None:
             return self.zero
         if replicas == 1 or self.distributed_optimizer is False:
             return 0
-        return 3 if self.value("stack") == "fsdp" and self.distributed_optimizer is None else 1
+        return 1 if self.distributed_optimizer else training_stack(self.value("stack")).zero
 
     def _schedule(self, model: Architecture) -> dict[str, Any]:
         """Of a pipeline: its order, and the parts of the model on a stage."""

@@ -38,9 +38,10 @@ def print_training(comparison: TrainingComparison, price_kind: str) -> None:
     size = plural(tokens, "token") if tokens else plural(samples, "sample")
     most = plural(scenario.max_gpus, "equal GPU")
     layout = scenario.layout.label if scenario.layout else f"the best layout of up to {most}"
-    show(Text.assemble((scenario.name, "bold cyan"), f"  training, {size} a pass, "
-                       f"{digits(scenario.parameters)} parameters"), *built_lines(scenario.built), f"{layout}; {_whole_text(comparison)} in all", "", _training_table(comparison),
-         "")  # fmt: skip
+    how = f"  training, {size} a pass, {digits(scenario.parameters)} parameters"
+    name = Text.assemble((scenario.name, "bold cyan"), how)
+    show(name, *built_lines(scenario.built), f"{layout}; {_whole_text(comparison)} in all", "",
+         _training_table(comparison), "")  # fmt: skip
     show(*(f"no         {gpu_text(row.gpu)}: {row.why}" for row in comparison.rows if row.best is None))
     print_basis(comparison, price_kind, {forecast.step.support for forecast in comparison.fitting})
 
