@@ -392,3 +392,6 @@ def make_torchvision_importable() -> None:
     for name, schema in _SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):
             torch.library.define(f"torchvision::{name}", schema)
+
+
+make_torchvision_importable()
