@@ -20,7 +20,7 @@ from kernelcast.training.job import Lora, Offload, Recompute, TrainingJob, preci
 from kernelcast.training.job_memory import PARTS, check_fits, held, memory
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.rank_weights import layer_weights
-from kernelcast.training.saved_tensors import Sharded, kept, layer_steps, most_alive
+from kernelcast.training.saved_tensors import Sharded, head_steps, kept, layer_steps, most_alive
 
 H = 128
 ATTENTION = SelfAttention(8, 2, 16)  # queries of 128, keys and values of 32 each
@@ -125,6 +125,13 @@ def test_torchtitans_selective_op_keeps_attention_and_half_of_the_products() -> 
     steps = layer_steps(DENSE, Sharded(hidden=H))
     products = 2 * (192 + 128 + 512 + 128) / 2
     assert kept(steps, ("op",)) == 2 * H + 4 + (2 * 128 + 4 * 8) + products
+
+
+@pytest.mark.parametrize(("fused", "each"), [(True, 2), (False, 12)])
+def test_logits_are_overwritten_by_their_gradient_or_there_three_times_in_fp32(fused: bool, each: float) -> None:
+    steps = head_steps("rmsnorm", Sharded(hidden=H), 100_000, fused)
+    behind_the_head = 2 * H if fused else 0.0  # the gradient of the product's input, when that of the logits is there
+    assert most_alive(steps, 0.0) == (2 * H + 4) + 2 * H + each * 100_000 + behind_the_head
 
 
 # ---- a rank

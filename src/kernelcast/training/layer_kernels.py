@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kernelcast.forecast.calls import Call, Launch
+from kernelcast.hardware.gpu import WGMMA
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.layout import ProcessGroup
@@ -31,6 +32,9 @@ OVER_COPY = 1.25
 # Of the traffic of a sum in fp32 what its product does not hide: 4,096 tokens on B200, gradients of weights take 6 and
 # 14% longer than those of inputs (57,344 x 8,192; 16,384 x 16,384; SimuMax, configs/system/b200_bf16_ceperm.json)
 ACCUMULATION = 0.6
+# Products whose sums are promoted to fp32 every 128 of the inner axis: the gradients in 8 bits on Hopper (recipe.py,
+# fp8_gemm_dgrad and fp8_gemm_wgrad: use_split_accumulator), as those that are scaled by blocks.
+SPLIT_SUMS = {"fp8": "fp8_block"}
 # Of a launch from Python: experts' products, and their casts, are launched one by one in C++ (TE's GroupedLinear).
 LOOP = 1 / 3
 
@@ -172,6 +176,8 @@ class LayerKernels:
         rows, times = rows or self.tokens, count if rows else 1.0  # of its own rows each; else of the same
         formats = (self.formats.forward, self.formats.dgrad, self.formats.wgrad)
         forward, dgrad, wgrad = formats if narrow else (self.vectors if self.vectors != "fp32" else "tf32",) * 3
+        if self.gpu.instruction_path == WGMMA:  # Transformer Engine's split accumulator: sums leave the tensor cores
+            dgrad, wgrad = (SPLIT_SUMS.get(each, each) for each in (dgrad, wgrad))
         if narrow:
             self.cast(part, rows, k, "input", behind_norm, times, inner and not column)
         first = self.run(part, self.gemm(rows, n, k, forward), count, launches)

@@ -247,10 +247,11 @@ def layer_steps(layer: Layer, shape: Sharded) -> tuple[Step, ...]:
 @functools.lru_cache(maxsize=4096)
 def head_steps(norm_op: NormOp | None, shape: Sharded, logits: float, fused_loss: bool) -> tuple[Step, ...]:
     """Last norm, product with the vocabulary (``logits`` values a token on this rank) and loss. A fused cross entropy
-    overwrites the logits with their gradient; else the loss takes an fp32 copy of them and keeps its logarithm of
-    probabilities in fp32."""
+    overwrites the logits with their gradient. F.cross_entropy keeps the logarithms of probabilities in fp32; its
+    backward pass makes their gradient and that of the logits, in fp32 both."""
     written = shape.element * logits
-    loss = Step(written) if fused_loss else Step(written + _FP32 * logits, _FP32 * logits)
+    each = _FP32 * logits
+    loss = Step(written) if fused_loss else Step(each, each, each)
     first = norm(shape, shape.stream) if norm_op else []
     return (*first, Step(shape.stream, shape.entering, written), loss)
 

@@ -37,8 +37,8 @@ class _Step(NamedTuple):
 
 def tasks_of(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> list[list[Task]]:
     """The tasks of each stage in order. zb-h1 (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241):
-    gradients of weights wait until there is nothing else to do, as many micro-batches behind as the stage has before it,
-    so that a stage holds no more activations than with 1F1B."""
+    gradients of weights wait until there is nothing else to do, as many micro-batches behind as there are stages before
+    it, so that a stage holds no more activations than with 1F1B."""
     if schedule != "zb-h1":
         order = pipeline.orders(schedule, stages, micro_batches, virtual)
         return [[Task(int(t.backward), t.micro_batch, t.part) for t in stage] for stage in order]
