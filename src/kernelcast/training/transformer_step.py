@@ -262,6 +262,7 @@ class _Stages:
         parts_s["data parallel"] = (
             max(tails) - schedule_s + gather_s[0] + count * float(self.sharded[mine].sum())
         )  # fmt: skip
+        parts_s = {name: float(seconds) for name, seconds in parts_s.items()}
         return TrainingForecast(job=job, parts_s=parts_s, times=self.times, plan=self.plan, slowest=slowest)
 
 
