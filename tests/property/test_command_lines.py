@@ -27,6 +27,7 @@ FILES = {
     "requests.csv": "input_tokens,output_tokens\n128,4\n256,8\n",
     "arrivals.csv": "arrival_s,input_tokens,output_tokens\n0,128,4\n1,256,8\n",
     "measured.csv": "op,m,n,k,dtype,measured_us\ngemm,1,64,64,bf16,5\n",
+    "train.toml": "[parallelism]\ntensor_parallel_degree = 2\n[training]\nseq_len = 64\n",
     "small.toml": 'model = "llama-3.2-1b"\ngpu = "l40s"\nbatch = [1, 2]\noutput_len = 4\n',
     "server.json": "{}",
     "model.py": MODEL,
@@ -59,6 +60,7 @@ QUICK = {
                  "--request-rate", "4", "--no-intervals"],
     "sweep": ["sweep", "small.toml", "--engine", "one"],
     "trace": ["trace", "model.py:build", "--gpu", "l40s"],
+    "train": ["train", "llama-3.2-1b", "--gpus", "2xl40s", "--seq", "64"],
     "tune gemm": ["tune", "gemm", "--m", "64", "--n", "64", "--k", "64", "--gpu", "l40s", "--no-measure"],
     "tune moe": ["tune", "moe", "--hidden", "64", "--inter", "64", "--experts", "8", "--topk", "2", "--tokens", "8",
                  "--gpu", "l40s", "--no-measure"],
@@ -71,7 +73,7 @@ VALUES = (
     "mtp", "random", "dram_bytes_per_s*2", "dram_bytes_per_s=3.35", "sm_count=1e300", "l40s=2", "op=gemm", "nccl",
     "nvlink4", "lognormal", "linear", "constant", "gemm", "dram", "generic", "training", "kv_dtype=fp8",
     "batch:max", "SELECT 1", "0:1", "nowhere/at/all", "empty", "requests.csv", "arrivals.csv", "table.csv",
-    "small.toml", "server.json", "out.png", "out.json", "out.csv", "--gpu", "-", "--", "[1]", "{}", "\x00",
+    "small.toml", "train.toml", "2xl40s", "server.json", "out.png", "out.json", "out.csv", "--gpu", "-", "--", "[1]", "{}", "\x00",
 )  # fmt: skip
 NUMBERS = (
     "0", "1", "2", "4", "16", "100", "-1", "0.5", "0.9", "1.5", "1e9", "nan", "inf", "-inf", "1e400", "2147483647",

@@ -117,6 +117,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "sustained_launch_s": (1e-6, 1e-5),
     "power_w": (40, 2000),
     "devices_per_package": (1, 2),
+    "link_gpus": (1, 72),
     "price_usd": (100, 1e5),
 }
 LINK_KINDS = {

@@ -20,7 +20,7 @@ from kernelcast.training.job import Lora, Offload, Recompute, TrainingJob, preci
 from kernelcast.training.job_memory import PARTS, check_fits, held, memory
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.rank_weights import layer_weights
-from kernelcast.training.saved_tensors import Sharded, kept, layer_steps, most_alive
+from kernelcast.training.saved_tensors import Sharded, head_steps, kept, layer_steps, most_alive
 
 H = 128
 ATTENTION = SelfAttention(8, 2, 16)  # queries of 128, keys and values of 32 each
@@ -112,10 +112,26 @@ def test_the_worst_moment_of_a_layer_is_the_backward_pass_of_its_activation() ->
     assert most_alive(steps, 2 * H) == kept(steps) - 512 + 1024 + 512 + 256
 
 
-@pytest.mark.parametrize(("module", "saved"), [("layernorm", 4 * H), ("mlp_act", 512), ("mlp", 1024 + 512), ("core_attn", 32)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "saved"), [("layernorm", 4 * H), ("mlp_act", 512), ("mlp", 1024 + 512), ("core_attn", 32)]
+)
 def test_selective_recomputation(module: str, saved: float) -> None:
     steps = layer_steps(DENSE, Sharded(hidden=H))
     assert kept(steps) - kept(steps, (module,)) == saved
+
+
+def test_torchtitans_selective_op_keeps_attention_and_half_of_the_products() -> None:
+    """Of q, k, v (192), the output (128), gate and up (512) and down (128), half, beside the layer's input."""
+    steps = layer_steps(DENSE, Sharded(hidden=H))
+    products = 2 * (192 + 128 + 512 + 128) / 2
+    assert kept(steps, ("op",)) == 2 * H + 4 + (2 * 128 + 4 * 8) + products
+
+
+@pytest.mark.parametrize(("fused", "each"), [(True, 2), (False, 12)])
+def test_logits_are_overwritten_by_their_gradient_or_there_three_times_in_fp32(fused: bool, each: float) -> None:
+    steps = head_steps("rmsnorm", Sharded(hidden=H), 100_000, fused)
+    behind_the_head = 2 * H if fused else 0.0  # the gradient of the product's input, when that of the logits is there
+    assert most_alive(steps, 0.0) == (2 * H + 4) + 2 * H + each * 100_000 + behind_the_head
 
 
 # ---- a rank
@@ -167,6 +183,14 @@ def test_zero_and_the_distributed_optimizer() -> None:
     assert parts(3, 4)["communication"] == unit * (2 * 2 + 2 + 4)
 
 
+def test_fsdp_in_a_pipeline_keeps_parameters_gathered_and_gradients_whole() -> None:
+    small = architecture((4, DENSE))
+    stage = memory(job(small, TrainingLayout(dp=4, pp=2, zero=3, micro_batches=4))).stages[1]
+    layer = layer_weights(DENSE, H, 1, 1, 1).total
+    numbers, head = 2 * layer + 1024 * H + H, 1024 * H + H
+    assert stage["communication"] == numbers * (2 + 4) + max(layer, head) * (2 + 4)
+
+
 def test_experts_are_divided_by_ep_and_their_state_by_ranks_with_the_same() -> None:
     small = architecture((4, MOE))
     experts = 4 * 8 * 3 * H * 64
@@ -200,7 +224,9 @@ def test_qlora_stores_products_in_nf4() -> None:
     assert plain - quantised == pytest.approx(products * (2 - 0.5 - 1 / 64 - 4 / (64 * 256)))
 
 
-@pytest.mark.parametrize(("optimizer", "state"), [("adamw", 8), ("adamw8bit", 2.03125), ("muon", 4), ("sgd_momentum", 4), ("sgd", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("optimizer", "state"), [("adamw", 8), ("adamw8bit", 2.03125), ("muon", 4), ("sgd_momentum", 4), ("sgd", 0)]
+)
 def test_states_of_optimizers(optimizer: str, state: float) -> None:
     small = architecture((2, DENSE))
     assert memory(job(small, optimizer=optimizer)).parts["optimizer"] == state * small.parameters.total
@@ -302,10 +328,11 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
 # ---- laws
 
 
+MODULES = ("core_attn", "layernorm", "mlp_act", "moe_act", "mlp", "moe", "mla_up_proj")
 MODES = [
-    Recompute("none"), Recompute("full"), Recompute("full", layers=2), Recompute("full", "block", 1),
-    *(Recompute("selective", modules=modules) for count in (1, 2)
-      for modules in itertools.combinations(("core_attn", "layernorm", "mlp_act", "moe_act", "mlp", "moe", "mla_up_proj"), count)),
+    Recompute("none"), Recompute("selective", modules=("op",)), Recompute("full"), Recompute("full", layers=2),
+    Recompute("full", "block", 1),
+    *(Recompute("selective", modules=some) for count in (1, 2) for some in itertools.combinations(MODULES, count)),
 ]  # fmt: skip
 
 
@@ -314,7 +341,7 @@ def jobs(draw: st.DrawFn) -> TrainingJob:
     size = st.sampled_from([1, 2, 4])
     pp = draw(size)
     virtual = draw(st.sampled_from([1, 2])) if pp > 1 else 1
-    schedule = "interleaved" if virtual > 1 else draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "dualpipe"]))
+    schedule: Any = "interleaved" if virtual > 1 else draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "dualpipe"]))
     tp, dp, cp = draw(size), draw(size), draw(size)
     layout = TrainingLayout(
         dp=dp, tp=tp, cp=cp, pp=pp, ep=draw(st.sampled_from([1, dp])), schedule=schedule, virtual_stages=virtual,

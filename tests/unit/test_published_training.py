@@ -26,7 +26,7 @@ def test_a_megatron_bridge_row_is_a_job() -> None:
     case = training_step(given)
     job = case["parameters"]["job"]
     assert (job.layout.dp, job.layout.micro_batches, job.layout.zero, job.global_batch) == (16, 16, 1, 256)
-    assert job.layout.schedule == "interleaved" and job.layout.stage_layers == (4,) * 20
+    assert job.layout.schedule == "interleaved" and job.part_layers == (4,) * 20
     assert job.precision.id == "mxfp8" and job.precision.reduce_bytes == 2 and job.precision.gather_bytes == 1
     assert case["measured"]["time_s"] == pytest.approx(256 * 8192 / (1000 * 64))
     assert job.layout.between_nodes == "ib_xdr" and not job.tp_overlap
@@ -38,8 +38,8 @@ def test_recipes_of_a_release_come_over_those_of_all() -> None:
         training_step(row(**sizes, gpu="GB200", release=release))["parameters"]["job"] for release in ("26.02", "26.08")
     )
     assert first.recompute.modules == ("mla_up_proj", "mlp") and last.recompute.modules == ("mla_up_proj",)
-    assert not first.expert_overlap and last.expert_overlap and last.cuda_graphs
-    assert first.mtp and first.layout.stage_layers == (*(4,) * 15, 1) and first.dispatcher == "deepep"
+    assert (first.cuda_graphs, last.cuda_graphs) == ("partial", "full") and last.expert_overlap
+    assert first.mtp and first.layout.stage_layers == (*(4,) * 15, 1) and first.dispatcher == "hybridep"
 
 
 def test_mpt_has_the_parameters_that_its_table_names() -> None:

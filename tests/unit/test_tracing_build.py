@@ -12,6 +12,7 @@ import torch
 from kernelcast.app.cli import main
 from kernelcast.app.questions.trace import trace_step
 from kernelcast.errors import KernelcastError
+from kernelcast.models.catalogue import bundled
 from kernelcast.tracing import trace
 from kernelcast.tracing.aten.table import model_flops, op_flops
 from kernelcast.tracing.build import BuiltModel, TraceRequest, build
@@ -338,6 +339,21 @@ def test_a_graph_replays_the_kernels_of_attention_that_run_eagerly(raw: dict[str
     captured = trace(built.model, built.inputs, graph=True)
     assert any("captured as it is" in note for note in captured.notes)
     assert len(captured.kernels) > len(eager.kernels)
+
+
+def test_a_type_without_code_is_built_as_the_class_that_it_names(tmp_path: Path) -> None:
+    """Kimi-K2's model_type is kimi_k2, which transformers does not have; its architecture is DeepSeek-V3's."""
+    raw = bundled("kimi-k2") | SMALL
+    small = {"num_hidden_layers": 2, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 32, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+             "qk_rope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 2, "n_group": 1,
+             "topk_group": 1}  # fmt: skip
+    built = build(TraceRequest(config(tmp_path, raw | small), 1, 16))
+    assert type(built.model).__name__ == "DeepseekV3ForCausalLM"
+    assert "model_type kimi_k2: built as DeepseekV3ForCausalLM" in str(built.summary)
+    assert run(built, "training").gradients
+    with pytest.raises(KernelcastError, match="transformers does not build"):
+        build(TraceRequest(config(tmp_path, {**raw, "architectures": ["NoSuchModel"]}), 1, 16))
 
 
 def test_the_command_tells_what_was_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

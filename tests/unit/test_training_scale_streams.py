@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import kernelcast as kc
+from kernelcast.inference.deployment import Layout
 from kernelcast.schedule.timeline import Collective, schedule_streams
 from kernelcast.training.data_parallel import RankParameter, buckets
 from kernelcast.training.layout import TrainingLayout
@@ -113,3 +115,17 @@ def test_groups_and_nodes() -> None:
     assert (plan.group("tp").world, plan.group("tp").stride) == (4, 1)
     assert (plan.group("dp").world, plan.group("dp").stride) == (8, 4)
     assert plan.group("dp").sent_bytes("all_reduce", 800) == 2 * 7 / 8 * 800
+
+
+@pytest.mark.parametrize(("name", "gpus", "nodes"), [
+    ("gb200", 72, 1), ("gb200", 144, 2), ("gb300", 256, 4), ("h100_sxm", 16, 2), ("gb10", 16, 2),
+])  # fmt: skip
+def test_a_rack_of_nvl72_has_72_gpus(name: str, gpus: int, nodes: int) -> None:
+    """A group of 256 divides over racks of at most 72: 64 of each of four. DGX Spark (GB10) has no NVLink at all."""
+    chip = kc.gpu(name)
+    assert TrainingLayout(dp=gpus).group("dp").nodes(chip) == nodes
+    layout = Layout(tp=1, dp=gpus, ep=gpus)
+    assert layout.near(chip, gpus) == (nodes == 1)
+    assert layout.fabric(chip, gpus) == (None if nodes == 1 else "ib_ndr")
+    twice = kc.gpu("gb200").replace(link_gpus=144)  # as a what-if
+    assert TrainingLayout(dp=144).group("dp").nodes(twice) == 1

@@ -138,7 +138,7 @@ class _TrainAliases(TypedDict, total=False):
     seq_length: int | None
     fp8_recipe: str | None
     mixed_precision: str | None
-    enable_cuda_graph: bool | None
+    cuda_graph_impl: str | None
     gpu: str | int | Gpu | None
     tensor_model_parallel_size: int | None
     pipeline_model_parallel_size: int | None
@@ -297,7 +297,7 @@ def train(
     model: str | Path | Architecture | None = None, gpus: str | int | Gpu | None = None, *, predictor: str = "learned",
     calibration: Path | Calibration | None = None, weights: Path | None = None, micro_batch: int | None = None,
     global_batch: int | None = None, seq: int | None = None, precision: str | None = None, stack: str | None = None,
-    optimizer: str | None = None, cuda_graphs: bool | None = None, mtp: bool | None = None, config: Path | None = None,
+    optimizer: str | None = None, cuda_graphs: str | None = None, mtp: bool | None = None, config: Path | None = None,
     prices: Path | None = None, price: list[str] | None = None, price_kind: str = "on_demand", search: bool = False,
     set: Sequence[str] | None = None, power_cap: float | None = None, tp: int | None = None, pp: int | None = None,
     cp: int | None = None, ep: int | None = None, expert_tp: int | None = None, dp: int | None = None,
@@ -311,7 +311,7 @@ def train(
     offload_optimizer: bool | None = None, lora_rank: int | None = None, lora_targets: str | None = None,
     qlora: bool = False, packed: bool | None = None, mean_length: int | None = None, tokens: float | None = None,
     checkpoint_every: int | None = None, checkpoint_s: float = 0.0, mtbf: float | None = None, restart_s: float = 600.0,
-    **aliases: Unpack[_TrainAliases]
+    jitter: float = 0.0, **aliases: Unpack[_TrainAliases]
 ) -> TrainingRun: ...
 @overload
 def trace(

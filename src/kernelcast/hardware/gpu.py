@@ -75,6 +75,7 @@ class Gpu(HtmlRepr):
     # links between GPUs, per direction
     link_kind: str
     link_bytes_per_s: float
+    link_gpus: int = 1  # that the links join beyond a server: of a rack (NVL72); 1: the GPUs of a server
     pcie_bytes_per_s: float
     # what such a device sustains; None: estimated from its siblings
     sustained_tensor_fraction: float | None = None  # of large matrix products in 16 bits

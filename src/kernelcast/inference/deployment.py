@@ -62,7 +62,7 @@ class Layout:
 
     def near(self, gpu: Gpu, world: int) -> bool:
         """Whether a group of this many neighbours is on one node."""
-        return world <= self.gpus_per_node or nvlink_domain(gpu)
+        return world <= node_gpus(gpu, self.gpus_per_node)
 
     def fabric(self, gpu: Gpu, world: int) -> str | None:
         """The fabric of a group of this many neighbours; None: the GPU's own link."""
@@ -80,9 +80,9 @@ def check_counts(layout: Any, *names: str) -> None:
             fabric(link)
 
 
-def nvlink_domain(gpu: Gpu) -> bool:
-    """NVLink reaches across trays (GB200 NVL72)."""
-    return gpu.known_as.startswith("gb")
+def node_gpus(gpu: Gpu, gpus_per_node: int) -> int:
+    """GPUs that the GPU's own links join: of a server, or of a rack (GB200 NVL72) whose trays are nodes."""
+    return max(gpu.link_gpus, gpus_per_node)
 
 
 ROUTINGS = ("expected", "random", "balanced", "identical")
@@ -160,7 +160,7 @@ class Deployment:
 def _check(layer: Layer, deployment: Deployment) -> None:
     tp, name = deployment.layout.tp, deployment.model.name
     if layer.attention is not None:
-        _check_mixer(layer.attention, tp, name)
+        check_heads(layer.attention, tp, name)
     if isinstance(layer.mlp, Experts):
         held = layer.mlp.experts + deployment.redundant
         if held % deployment.layout.ep:
@@ -176,11 +176,11 @@ def _check(layer: Layer, deployment: Deployment) -> None:
         raise KernelcastError(f"tp {tp} does not divide the MLP's width of {layer.mlp.inter}")
 
 
-def _check_mixer(mixer: Mixer, tp: int, name: str) -> None:
+def check_heads(mixer: Mixer, tp: int, name: str) -> None:
     """Heads are not split; key-value heads are sharded or replicated evenly."""
     if isinstance(mixer, Parallel):
-        _check_mixer(mixer.attention, tp, name)
-        _check_mixer(mixer.recurrent, tp, name)
+        check_heads(mixer.attention, tp, name)
+        check_heads(mixer.recurrent, tp, name)
         return
     if isinstance(mixer, LinearAttention):
         if mixer.key_heads % tp:

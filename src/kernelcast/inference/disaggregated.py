@@ -18,7 +18,6 @@ from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.end_to_end import WholeSupport
 from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.batch_results import BatchResults
-from kernelcast.inference.deployment import nvlink_domain
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import Inference, infer_many
 from kernelcast.inference.memory import cache_bytes
@@ -51,7 +50,7 @@ def transfer_fabric(prefill: Deployment, named: str | None) -> str | None:
     """The link of the KV transfer: the named one; NVLink where it spans a rack (None: the GPU's own); else that between
     nodes."""
     layout = prefill.layout
-    return named or (layout.link if nvlink_domain(prefill.gpu) else layout.between_nodes)
+    return named or (layout.link if prefill.gpu.link_gpus > 1 else layout.between_nodes)
 
 
 def kv_send(sent_bytes: float, fabric: str | None) -> Launch:

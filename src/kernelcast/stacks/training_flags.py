@@ -26,7 +26,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute_granularity", "activation_checkpoint.mode"),
     "recompute_method": (),
     "recompute_layers": ("recompute_num_layers",),
-    "recompute_modules": (),
+    "recompute_modules": ("activation_checkpoint.selective_ac_option",),
     "virtual_stages": ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
     "layers_per_virtual_stage": ("num_layers_per_virtual_pipeline_stage",),
     "schedule": ("parallelism.pipeline_parallel_schedule",),
@@ -36,7 +36,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "cp_comm": ("cp_comm_type",),
     "dispatcher": ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend"),
     "expert_overlap": ("overlap_moe_expert_parallel_comm", "moe_a2a_overlap"),
-    "cuda_graphs": ("enable_cuda_graph",),
+    "cuda_graphs": ("cuda_graph_impl",),
     "offload_layers": ("cpu_offloading_num_layers",),
     "offload_optimizer": ("optimizer_cpu_offload",),
     "lora_rank": ("lora_dim",),
@@ -50,14 +50,16 @@ WITHOUT_EFFECT: Mapping[str, bool] = {
                      "use_flash_attn", "untie_embeddings_and_output_weights", "disable_bias_linear", "swiglu"), False),
     **dict.fromkeys(("lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "lr_decay_iters", "train_iters", "seed",
                      "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "init_method_std",
-                     "eval_iters", "eval_interval", "log_interval", "tokenizer_type", "tokenizer_model", "data_path", "split",
-                     "save", "load", "tensorboard_dir", "wandb_project", "train_samples", "transformer_impl"), True),
+                     "eval_iters", "eval_interval", "log_interval", "tokenizer_type", "tokenizer_model", "data_path",
+                     "split", "save", "load", "tensorboard_dir", "wandb_project", "train_samples",
+                     "transformer_impl"), True),
 }  # fmt: skip
 
 # Values that other projects have for a parameter's own
 VALUES: Mapping[str, Mapping[str, Any]] = {
-    "recompute": {"selective": "selective", "full": "full", "none": "none", "op": "selective"},
-    "dispatcher": {"flex": "deepep", "hybridep": "deepep", "allgather": "alltoall"},
+    "recompute": {"selective": "selective", "full": "full", "none": "none"},
+    "dispatcher": {"flex": "deepep", "allgather": "alltoall"},
+    "cuda_graphs": {"local": "full", "full_iteration": "full", "transformer_engine": "partial"},
     "cp_comm": {"allgather": "all_gather", "all_gather": "all_gather", "a2a+p2p": "a2a"},
     "optimizer": {"adam": "adamw", "adamw": "adamw", "distributed_fused_adam": "adamw", "adamw_8bit": "adamw8bit"},
     "schedule": {"interleaved1f1b": "interleaved", "zbvzerobubble": "zb-h1", "zero_bubble": "zb-h1",
@@ -67,7 +69,7 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
 IN_FILES: Mapping[str, str] = {
     "sequence_length": "seq", "sequence_parallel": "sequence_parallel", "encoder_seq_length": "seq",
     "num_nodes": "nodes", "devices": "gpus_per_node", "num_gpus_per_node": "gpus_per_node", "nnodes": "nodes",
-    "cuda_graph_impl": "cuda_graphs", "peft.dim": "lora_rank", "peft.target_modules": "lora_targets",
+    "enable_cuda_graph": "cuda_graphs", "peft.dim": "lora_rank", "peft.target_modules": "lora_targets",
     "target_modules": "lora_targets", "peft.adapter_dim": "lora_rank", "dim": "lora_rank",
     "grad_reduce_in_fp32": "fp32_gradients", "accumulate_allreduce_grads_in_fp32": "fp32_gradients",
     "data_parallel_sharding_strategy": "sharding", "parallelism.data_parallel_shard_degree": "shard_degree",
@@ -78,7 +80,8 @@ IN_FILES: Mapping[str, str] = {
     "fp4_format": "fp4",
     "mtp_num_layers": "mtp", "optimizer": "optimizer", "optimizer.name": "optimizer", "hf_path": "model",
     "hf_model_path": "model", "pretrained_model_name_or_path": "model", "packed_sequence": "packed",
-    "compile.enable": "compile", "training.compile": "compile", "recompute_activations": "recompute_activations",
+    "compile.enable": "compile", "training.compile": "compile",
+    "activation_checkpoint.selective_ac_option": "selective_option", "recompute_activations": "recompute_activations",
     "moe_router_force_load_balancing": "balanced", "moe_enable_deepep": "deepep", "use_megatron_fsdp": "fsdp",
     "use_custom_fsdp": "fsdp", "optimizer.optimizer": "optimizer",
 }  # fmt: skip

@@ -25,16 +25,19 @@ class TrainingStack:
     fused_cross_entropy: bool  # the loss over sharded logits without copies of them
     fused_residual: bool  # dropout, bias and residual in one kernel (torch.compile, jit)
     grouped_gemm: bool  # experts of a rank in one kernel; else one product an expert
+    fused_experts: bool  # their activation and the casts around it are in the grouped products
     token_permutation_fused: bool
     fused_gradient_accumulation: bool  # wgrad products add to the fp32 gradient
+    zero: int  # that its recipes take: 1, the distributed optimizer, 3, FSDP
     overlap_grad_reduce: bool  # defaults of the recipes that are published
     overlap_param_gather: bool
-    attention_backend: str  # cudnn, fa2, fa3
+    attention_backend: str  # cudnn, fa2, fa3; sdpa: as PyTorch chooses
     attention_slowdown: tuple[float, float]  # of its kernels over that backend's: forward, backward
     bucket_parameters: float  # gradients that are sent together, parameters that are gathered together
     interference: float  # share of their speed that kernels lose beside a collective
     launch_s: float  # host time of a kernel where no graph runs
     step_s: float  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation
+    sync_s: float  # that a layer of experts waits for the host to learn how many tokens came to each
     reserved_bytes: float  # CUDA context, NCCL buffers, cuBLAS workspaces
     sources: tuple[tuple[str, str], ...]
 

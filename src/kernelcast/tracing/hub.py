@@ -56,6 +56,8 @@ def hub_model(raw: Mapping[str, Any], request: TraceRequest, dtype: torch.dtype)
     if not raw.get("model_type"):
         raise KernelcastError(f"{request.what} has no model_type, so it is no Hugging Face config of a model")
     try:
+        raw, as_notes = _of_known_type(library, raw)
+        notes += as_notes
         config = library.AutoConfig.for_model(**_plain_floats(raw))
         cls = _class_of(library, raw, config)
         if cls.__name__.endswith("SequenceClassification") and getattr(config, "pad_token_id", None) is None:
@@ -108,6 +110,17 @@ def _plain_floats(value: Any) -> Any:
             return float(value["__float__"])
         return {key: _plain_floats(item) for key, item in value.items()}
     return [_plain_floats(item) for item in value] if isinstance(value, list) else value
+
+
+def _of_known_type(library: Any, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """A config of a type that transformers has no code for, as that of the class that it names (Kimi-K2 is a
+    DeepseekV3ForCausalLM of the type kimi_k2), with a note."""
+    types = library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+    for name in raw.get("architectures") or () if raw["model_type"] not in types else ():
+        known = getattr(getattr(library, str(name), None), "config_class", None)
+        if known is not None:
+            return {**raw, "model_type": known.model_type}, [f"model_type {raw['model_type']}: built as {name}"]
+    return raw, []
 
 
 def _without_timm(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -382,3 +395,6 @@ def make_torchvision_importable() -> None:
     for name, schema in _SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):
             torch.library.define(f"torchvision::{name}", schema)
+
+
+make_torchvision_importable()

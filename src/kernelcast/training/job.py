@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,17 @@ from kernelcast.toml_folder import read_toml
 from kernelcast.training.layout import TrainingLayout
 
 PRECISIONS_FILE = Path(__file__).parent / "precisions.toml"
-RECOMPUTE_MODULES = ("core_attn", "mla_up_proj", "moe_act", "mlp_act", "layernorm", "mlp", "moe", "shared_experts")
+RECOMPUTE_MODULES = (
+    "core_attn",
+    "mla_up_proj",
+    "moe_act",
+    "mlp_act",
+    "layernorm",
+    "mlp",
+    "moe",
+    "shared_experts",
+    "op",
+)  # op: of a layer all but attention and half of its products (torchtitan's selective op)
 OPTIMIZERS = ("adamw", "adamw8bit", "muon", "sgd", "sgd_momentum")
 DISPATCHERS = ("alltoall", "deepep", "hybridep")
 CUDA_GRAPHS = ("", "partial", "full")
@@ -48,16 +59,16 @@ class TrainingPrecision:
     state_bytes: float = 8.0  # both moments of Adam
     weight_copies: float = 0.0  # bytes a parameter of quantised copies kept beside the weights (both layouts)
     saved_bytes: float = 2.0  # of an input of a linear layer that is kept for wgrad
-    casts: Mapping[str, tuple[float, float, bool]] = field(default_factory=dict, hash=False)
-    # of an "input" and of a "gradient": bytes read and written for each number, and whether the norm or activation
-    # before it casts by itself
+    casts: Mapping[str, tuple[float, float, float]] = field(default_factory=dict, hash=False)
+    # of an "input" and of a "gradient": bytes read and written for each number, and those of both behind a norm that
+    # writes the narrow format itself
     source: str = ""
 
 
 @dataclass(frozen=True)
 class Recompute:
     """Megatron's --recompute-granularity, -method, -num-layers and -modules. ``full``: a layer's input is kept and the
-    layer runs again in the backward pass (``layers`` of each stage; 0: all). ``selective``: only ``modules`` run again."""
+    layer runs again in the backward pass (``layers`` of each stage; 0: all). ``selective``: only ``modules`` do."""
 
     mode: RecomputeMode = "none"
     method: Literal["uniform", "block"] = "uniform"  # uniform: one kept input for ``layers`` layers; block: the first
@@ -145,7 +156,9 @@ class TrainingJob:
                 f"layers of {name}, its embedding and its head"
             )
         if self.seq % (2 * layout.cp if layout.cp > 1 else 1):
-            raise KernelcastError(f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced")
+            raise KernelcastError(
+                f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced"
+            )
         if layout.stage_layers is not None and sum(layout.stage_layers) != self.model.layer_count:
             raise KernelcastError(
                 f"stage_layers {layout.stage_layers} must add up to the {self.model.layer_count} layers of {name}"
@@ -187,12 +200,15 @@ class TrainingJob:
         return tuple(each + (ends <= at < more + ends) for at in range(parts))
 
     def imbalance(self, block: Experts) -> float:
-        """Load of the busiest rank's experts over the mean. Balanced by force: 1; a trained router's spread of a rank's
-        share falls with the experts that it holds."""
-        if self.routing == "balanced" or self.layout.ep == 1:
+        """Load of the busiest rank's experts over the mean. Balanced by force: 1. Of a trained router the busiest expert
+        has half more (with an auxiliary loss; Wang et al. 2024, arXiv 2408.15664), which the others of a rank even out.
+        By chance: the largest of as many draws as ranks."""
+        ranks = self.layout.ep
+        if self.routing == "balanced" or ranks == 1:
             return 1.0
-        local = block.experts / self.layout.ep
-        return 1.0 + (0.5 if self.routing == "expected" else 0.1) / local**0.5
+        if self.routing == "expected":
+            return 1.0 + 0.5 / (block.experts / ranks) ** 0.5
+        return 1.0 + (2 * math.log(ranks) / (self.rank_tokens / self.layout.tp * block.topk)) ** 0.5
 
     @property
     def rank_tokens(self) -> int:

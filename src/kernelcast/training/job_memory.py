@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +36,7 @@ PARTS = {
     "communication": "buffers between stages, and of gradients on their way",
     "workspace": "of matrix products and weight gradients before they are added",
 }
+_Key = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers of a part, whether it embeds, whether it is the last
 Counts = npt.NDArray[np.int64]
 # PyTorch's cuBLAS workspace on Hopper and later (CUDA semantics: :4096:2:16:8 is 8 MiB before, 32 MiB since), and the
 # 32 MiB that Transformer Engine allocates of its own
@@ -96,40 +96,59 @@ def _segments(runs: Iterable[tuple[int, Layer]], at: Iterable[int]) -> Iterator[
         first += count
 
 
+def shape_of(job: TrainingJob) -> Sharded:
+    """What decides the tensors that a rank keeps of a layer."""
+    layout, precision, stack, lora = job.layout, job.precision, job.stack, job.lora
+    element = find_dtype(precision.activations).act_bytes
+    return Sharded(
+        hidden=job.model.hidden, tp=layout.tp, sequence_parallel=layout.sequence_parallel, cp=layout.cp,
+        cp_comm=layout.cp_comm, expert_tp=layout.expert_tp, element=element, linear=precision.saved_bytes,
+        attention=min(element, find_dtype(precision.attention).act_bytes), busiest=_busiest(job),
+        quantised=precision.saved_bytes != element, rank=lora.rank if lora else 0,
+        trained=lora.targets if lora else LORA_TARGETS, fused_norms=stack.fused_norms,
+        fused_activation=stack.fused_activation,
+    )  # fmt: skip
+
+
 class _Rank:
     """What all stages of a job share."""
 
     def __init__(self, job: TrainingJob) -> None:
-        layout, precision, stack, lora = job.layout, job.precision, job.stack, job.lora
-        self.job, self.element = job, find_dtype(precision.activations).act_bytes
-        self.shape = Sharded(
-            hidden=job.model.hidden, tp=layout.tp, sequence_parallel=layout.sequence_parallel, cp=layout.cp,
-            cp_comm=layout.cp_comm, expert_tp=layout.expert_tp, element=self.element, linear=precision.saved_bytes,
-            attention=min(self.element, find_dtype(precision.attention).act_bytes), busiest=_busiest(job),
-            quantised=precision.saved_bytes != self.element, rank=lora.rank if lora else 0,
-            trained=lora.targets if lora else LORA_TARGETS, fused_norms=stack.fused_norms,
-            fused_activation=stack.fused_activation,
-        )  # fmt: skip
+        layout = job.layout
+        self.job, self.shape = job, shape_of(job)
+        self.element = self.shape.element
         self.modules = [run.layer for run in job.model.mtp_module for _ in range(run.count)] * job.model.mtp_layers
         self.modules = self.modules if job.mtp else []
         self.table = job.model.vocab / layout.tp * job.model.hidden  # numbers of the embedding, and of the head
         self.counts = job.part_layers
+        self.runs = [layer_runs(job.model, end - count, end)
+                     for count, end in zip(self.counts, itertools.accumulate(self.counts), strict=True)]  # fmt: skip
+        last = len(self.counts) - 1
+        self.keys: list[_Key] = [(tuple((count, id(layer)) for count, layer in runs), at == 0, at == last)
+                                 for at, runs in enumerate(self.runs)]  # fmt: skip
         self.dense_ranks = layout.shards or layout.replicas  # that share one copy of what ZeRO shards
         self.expert_ranks = min(self.dense_ranks, layout.expert_replicas) if layout.shards else layout.expert_replicas
-        self._parts: dict[tuple[object, ...], _Part] = {}
+        self._parts: dict[_Key, _Part] = {}
 
     # ---- parts of the model
 
     def part(self, index: int) -> _Part:
         """Equal parts are counted once."""
-        first = sum(self.counts[:index])
-        runs = layer_runs(self.job.model, first, first + self.counts[index])
-        key = (tuple((count, id(layer)) for count, layer in runs), index == 0, index == len(self.counts) - 1)
+        key = self.keys[index]
         if key not in self._parts:
-            self._parts[key] = self._part(runs, *key[1:])
+            self._parts[key] = self._part(self.runs[index], *key[1:])
         return self._parts[key]
 
-    def _part(self, runs: tuple[tuple[int, Layer], ...], embeds: Any, ends: Any) -> _Part:
+    def fullest(self) -> list[int]:
+        """Stages of which one is the fullest: of those with equal parts the first, which holds most micro-batches."""
+        layout, found = self.job.layout, dict[tuple[_Key, ...], int]()
+        if layout.schedule == "dualpipe":
+            return list(range(layout.pp))
+        for stage in range(layout.pp):
+            found.setdefault(tuple(self.keys[index] for index in stage_parts(layout, stage)), stage)
+        return list(found.values())
+
+    def _part(self, runs: tuple[tuple[int, Layer], ...], embeds: bool, ends: bool) -> _Part:
         """Layers that are recomputed (Megatron's block method) or offloaded come first; of the offloaded two are on the
         GPU, one that runs and one that is fetched."""
         recompute, layers = self.job.recompute, sum(count for count, _ in runs)
@@ -156,7 +175,7 @@ class _Rank:
         return _Part(
             weights=self._weights(runs, embeds, ends), kept=total * tokens, backward=most * tokens,
             loss=(total + logits) * tokens if ends else 0.0, logits=logits * tokens,
-            embedding=self.table * self.element if embeds and not self.job.lora else 0.0,
+            embedding=self.table * self.element if embeds and not self.job.lora and self.job.layout.zero < 3 else 0.0,
         )  # fmt: skip
 
     def _logits(self) -> float:
@@ -219,7 +238,7 @@ class _Rank:
             yield {"activations": most + part.backward, "communication": buffers}
             yield {"activations": most, "communication": buffers, "workspace": _WORKSPACE + wgrads + part.embedding}
             if part.logits:
-                head = 0.0 if job.lora else self.table * self.element
+                head = 0.0 if job.lora or layout.zero == 3 else self.table * self.element
                 yield {"activations": most + part.loss - part.logits, "logits": part.logits, "communication": buffers,
                        "workspace": _WORKSPACE + wgrads + head}  # fmt: skip
 
@@ -252,8 +271,8 @@ class _Rank:
     def _product_bytes(self) -> float:
         """Of a weight of a linear layer: as stored, and quantised copies in both layouts; no more than those where fp8
         parameters are gathered (--fp8-param-gather). Products of Blackwell read fp8 tensors with one scale in either
-        layout, so one copy is enough (Transformer Engine, is_non_tn_fp8_gemm_supported). A quantised base of adapters is
-        transposed when it is read (Megatron's disable_parameter_transpose_cache)."""
+        layout, so one copy is enough (Transformer Engine, is_non_tn_fp8_gemm_supported). A quantised base of adapters
+        is transposed when it is read (Megatron's disable_parameter_transpose_cache)."""
         job, precision = self.job, self.job.precision
         copies = precision.weight_copies
         if precision.scaling in ("delayed", "current") and job.gpu.instruction_path == TCGEN05:
@@ -286,21 +305,25 @@ class _Rank:
 
     def _wgrads(self, weights: Sequence[Weights]) -> float:
         """Where products add to the gradient in place, Transformer Engine still returns a tensor of each shape, which
-        it makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added."""
+        it makes once (get_dummy_wgrad). Else the gradient of the largest matrix is alive until it is added; with FSDP
+        those of its unit (``_gathered``)."""
         shapes = {shape for each in weights for shape in each.shapes}
-        if self.job.lora or not shapes:
+        if self.job.lora or not shapes or self.job.layout.zero == 3:
             return 0.0
         return self.element * (sum(shapes) if self.job.stack.fused_gradient_accumulation else max(shapes))
 
     def _gathered(self, weights: Sequence[Weights]) -> float:
         """FSDP: the parameters of the unit that runs and of the next, and its gradients before and while they are
-        reduced."""
-        precision = self.job.precision
+        reduced. In a pipeline all stay gathered, and gradients are reduced after the last micro-batch (torchtitan:
+        reshard_after_forward and requires_gradient_sync are off)."""
+        precision, unit = self.job.precision, max(each.unit for each in weights)
         if self.job.layout.zero != 3:
             return 0.0
-        unit = max(each.unit for each in weights)
         grads = 0.0 if self.job.lora else self.element + precision.reduce_bytes
-        return unit * (2 * precision.gather_bytes + grads)
+        if self.job.layout.pp == 1:
+            return unit * (2 * precision.gather_bytes + grads)
+        whole, trained = _sum(weights, "dense", "experts"), 0.0 if self.job.lora else precision.reduce_bytes
+        return whole * (precision.gather_bytes + trained) + unit * grads
 
 
 def _busiest(job: TrainingJob) -> float:
@@ -359,6 +382,19 @@ def memory(job: TrainingJob) -> TrainingMemory:
     """Peak memory of a rank of each stage."""
     rank = _Rank(job)
     return TrainingMemory(tuple(rank.stage(stage) for stage in range(job.layout.pp)), job.stack.reserved_bytes)
+
+
+def peak(job: TrainingJob) -> TrainingMemory:
+    """The same of the stages that can be the fullest alone: what a search needs."""
+    rank = _Rank(job)
+    return TrainingMemory(tuple(rank.stage(stage) for stage in rank.fullest()), job.stack.reserved_bytes)
+
+
+def least_bytes(job: TrainingJob) -> float:
+    """What a rank holds all the time, the mean of the stages: some rank needs more, whatever its schedule, micro-batch
+    and recomputation."""
+    rank = _Rank(replace(job, layout=replace(job.layout, pp=1, schedule="1f1b", virtual_stages=1, stage_layers=None)))
+    return sum(rank._always([rank.part(0).weights]).values()) / job.layout.pp
 
 
 def check_fits(job: TrainingJob) -> TrainingMemory:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,17 +12,42 @@ import numpy as np
 
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.predict_table import Times
+from kernelcast.hardware import Gpu, fabric
 from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, SelfAttention
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 from kernelcast.training.job import TrainingJob
+from kernelcast.training.job_memory import shape_of
 from kernelcast.training.layout import ProcessGroup
+from kernelcast.training.saved_tensors import kept, layer_steps
 
+# Of the rate of a port what collectives reach: 43 to 47 of 50 GB/s of a ConnectX-7 (DeepEP, README.md, internode)
+NETWORK = 0.88
+# NVLink-C2C of Grace superchips, 900 GB/s both ways; that of a GB200 or GB300 serves two GPUs (NVIDIA's data sheets)
+_C2C = {"gh200": 450e9, "gb200": 225e9, "gb300": 225e9}
+_SENT = ("all_gather", "reduce_scatter", "all_to_all", "send_recv")
 _ELEMENTS = 1 << 26  # of an optimizer's pass that is timed, and as many of a copy; larger ones take in proportion
-_STATE_BYTES = 8.0  # both moments in fp32
+_RANK_PARAMETERS = 1e6  # of a bucket, for each rank at least (Megatron-LM's DistributedDataParallelConfig)
 _HOST_ADAM_BYTES = 28.0  # of a parameter: gradient, parameter and moments read, the last two written
 _HOST_BYTES_PER_S = 50e9  # of a GPU's share of its host's memory: 400 GB/s of eight channels and two sockets, by eight
 _NEWTON_SCHULZ = 5  # Muon's iterations: two products of k x k by k x n and one of k x k by k x k
+
+
+def host_bytes_per_s(gpu: Gpu) -> float:
+    """Of a GPU's link to its host, in one direction."""
+    return next((rate for name, rate in _C2C.items() if gpu.known_as.startswith(name)), gpu.pcie_bytes_per_s)
+
+
+def exchange_s(launch: Launch, times: Times) -> float:
+    """Of collectives inside a node as they are predicted; what crosses the network by its bytes: campaigns of it were
+    measured over other networks, whose share of their rate says little."""
+    given = launch.call.arguments
+    if given.get("fabric") is None or launch.op not in _SENT:
+        return launch.count * times[launch.call].interval.value
+    link, world = fabric(given["fabric"], times.gpu), given["world"]
+    messages = 1.0 if launch.op in ("send_recv", "all_to_all") else math.ceil(math.log2(world))
+    sent_bytes = given["bytes"] * (1.0 if launch.op == "send_recv" else (world - 1) / world)
+    return launch.count * (sent_bytes / (NETWORK * link.bytes_per_s) + messages * link.latency_s)
 
 
 class Work:
@@ -28,13 +55,12 @@ class Work:
 
     def __init__(self, job: TrainingJob, parts: Sequence[Mapping[Any, int]]) -> None:
         self.job, self.parts, self.layout = job, parts, job.layout
-        sizes = {id(run.layer): trained_parameters(job, run.layer) for run in job.model.distinct_layers}
-        # equal layers of separate runs are one value but not one object
-        sizes |= {id(run.layer): trained_parameters(job, run.layer) for run in job.model.layers}
+        sizes: dict[Any, Array] = {id(run.layer): trained_parameters(job, run.layer) for run in job.model.layers}
         outer = 0.0 if job.lora else job.model.vocab * job.model.hidden / job.layout.tp
         sizes |= {"embedding": np.array([outer, 0.0]), "head": np.array([outer, 0.0])}
-        if job.mtp and job.model.mtp_module:
-            sizes["mtp"] = trained_parameters(job, job.model.mtp_module[0].layer)
+        if job.mtp:
+            sizes |= {id(run.layer): trained_parameters(job, run.layer) for run in job.model.mtp_module}
+            sizes["mtp"] = np.array([0.0 if job.lora else 2.0 * job.model.hidden**2 / job.layout.tp, 0.0])
         self.sizes = sizes
         self.parameters = np.zeros((len(parts), 2))  # of each part, on a rank: outside experts, and experts
         for at, some in enumerate(parts):
@@ -51,11 +77,16 @@ class Work:
     # ---- collectives ----
 
     def _launches(self, op: str, size_bytes: float, group_name: str, dtype: str) -> list[Launch]:
-        """Of sharded data parallelism; with ``shards`` inside those, and sums over their copies."""
+        """Of sharded data parallelism, bucket by bucket (Megatron-LM's are larger with many ranks); with ``shards``
+        inside those, and sums over their copies."""
         layout, gpu = self.layout, self.job.gpu
         group = layout.group(group_name)
         if group.world == 1 or size_bytes < 1:
             return []
+        bucket = max(self.job.stack.bucket_parameters, _RANK_PARAMETERS * group.world) * find_dtype(dtype).act_bytes
+        if size_bytes > bucket:
+            count = size_bytes / bucket
+            return [replace(each, count=count) for each in self._launches(op, bucket, group_name, dtype)]
         shards = layout.shards
         if not shards or shards >= group.world or group_name != "replicas":
             return list(group.launches(op, size_bytes, dtype, gpu))
@@ -97,7 +128,8 @@ class Work:
         if self.layout.zero != 3:
             return {}
         formats, shards = self.job.precision, {}
-        whole = {id(run.layer): rank_parameters(self.job, run.layer) for run in self.job.model.layers}
+        runs = (*self.job.model.layers, *self.job.model.mtp_module)
+        whole = {id(run.layer): rank_parameters(self.job, run.layer) for run in runs}
         for name, trained in self.sizes.items():
             there: list[Launch] = []
             back: list[Launch] = []
@@ -133,18 +165,20 @@ class Work:
     # ---- their time ----
 
     def send_s(self, times: Times) -> Array:
-        return np.array([times[launch.call].interval.value for launch in self.sends])
+        return np.array([exchange_s(launch, times) for launch in self.sends])
 
     def _first(self, total_s: float, stage: int) -> float:
         """The bucket that no kernel hides: the last of the gradients, the first of the parameters."""
         bucket, parameters = self.job.stack.bucket_parameters, float(self.stage_parameters[stage].sum())
         return total_s * min(1.0, bucket / parameters) if parameters else 0.0
 
-    def _exposed(self, launches: Sequence[Sequence[Launch]], times: Times, beside_s: Array, overlap: bool) -> list[float]:
+    def _exposed(
+        self, launches: Sequence[Sequence[Launch]], times: Times, beside_s: Array, overlap: bool
+    ) -> list[float]:
         lost = self.job.stack.interference
         exposed = []
         for stage, mine in enumerate(launches):
-            total = sum(launch.count * times[launch.call].interval.value for launch in mine)
+            total = sum(exchange_s(launch, times) for launch in mine)
             if overlap and self.layout.overlap:
                 first = self._first(total, stage)
                 hidden = min(total - first, float(beside_s[stage]))
@@ -170,7 +204,7 @@ class Work:
         lost, overlap = self.job.stack.interference, self.layout.overlap
 
         def seconds(launches: Sequence[Launch]) -> float:
-            return sum(launch.count * times[launch.call].interval.value for launch in launches)
+            return sum(exchange_s(launch, times) for launch in launches)
 
         sent = {name: [seconds(each) for each in pair] for name, pair in self.unit_shards.items()}
         for part, some in enumerate(self.parts):
@@ -224,7 +258,9 @@ class Work:
                 seconds = 0.0
             held = owned if self.layout.zero >= 2 else whole
             moved = owned * formats.gradient_bytes + held * formats.gradient_bytes  # the norm; cleared
-            moved += owned * (formats.main_parameter_bytes + formats.parameter_bytes) * bool(formats.main_parameter_bytes)
+            moved += (
+                owned * (formats.main_parameter_bytes + formats.parameter_bytes) * bool(formats.main_parameter_bytes)
+            )
             if formats.scaling:
                 moved += whole * (formats.casts["input"][0] + formats.casts["input"][1])
             found.append(seconds + moved * byte_s)
@@ -235,21 +271,20 @@ class Work:
         if not self.job.offload.optimizer:
             return 0.0
         owned = max(self.owned(stage) for stage in range(self.layout.pp))
-        link = self.job.gpu.pcie_bytes_per_s
+        link = host_bytes_per_s(self.job.gpu)
         formats = self.job.precision
-        return owned * ((formats.gradient_bytes + formats.parameter_bytes) / link + _HOST_ADAM_BYTES / _HOST_BYTES_PER_S)
+        return owned * (
+            (formats.gradient_bytes + formats.parameter_bytes) / link + _HOST_ADAM_BYTES / _HOST_BYTES_PER_S
+        )
 
     def activation_offload_s(self, tasks: Array) -> Array:
         """(3, parts): what a pass waits for activations on their way to the host and back, beside its kernels."""
-        layers = self.job.offload.activation_layers
-        waits = np.zeros_like(tasks)
-        if not layers:
-            return waits
-        job = self.job
-        saved = job.rank_tokens * job.model.hidden / (self.layout.tp if self.layout.sequence_parallel else 1)
-        saved *= 17 * job.precision.saved_bytes / 2 * 2  # about 34 bytes a hidden number (Korthikanti et al. 2022)
-        each = min(layers, min(job.part_layers) or layers) * saved / job.gpu.pcie_bytes_per_s
-        waits[0], waits[1] = (np.maximum(0.0, each - tasks[at]) for at in (0, 1))
+        waits, layers = np.zeros_like(tasks), self.job.offload.activation_layers
+        if layers:
+            shape, job = shape_of(self.job), self.job
+            each = max(kept(layer_steps(run.layer, shape)) for run in job.model.layers) * job.rank_tokens
+            moved_s = min(layers, max(job.part_layers)) * each / host_bytes_per_s(job.gpu)
+            waits[:2] = np.maximum(0.0, moved_s - tasks[:2])
         return waits
 
 
@@ -312,7 +347,7 @@ def _token_flops(job: TrainingJob) -> tuple[float, float]:
     layers = [(run.count, run.layer) for run in model.layers]
     heads = 1
     if job.mtp and model.mtp_module:
-        layers.append((model.mtp_layers, model.mtp_module[0].layer))
+        layers += [(model.mtp_layers * run.count, run.layer) for run in model.mtp_module]
         linear += 2 * model.mtp_layers * 2 * model.hidden**2
         heads += model.mtp_layers
     for count, layer in layers:
@@ -341,4 +376,6 @@ def recomputed_share(job: TrainingJob) -> float:
         again += min(1.0, block / layers) * (linear - head + attention)
     elif recompute.mode == "selective" and "core_attn" in recompute.modules:
         again += attention
+    elif recompute.mode == "selective" and "op" in recompute.modules:
+        again += (linear - 2 * job.model.vocab * job.model.hidden) / 2
     return again / ((2 if job.lora else 3) * linear + 3 * attention)

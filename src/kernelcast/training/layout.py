@@ -9,27 +9,21 @@ from typing import Literal, get_args
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.hardware import Gpu
-from kernelcast.inference.deployment import BETWEEN_NODES, GPUS_PER_NODE, check_counts, nvlink_domain
+from kernelcast.inference.deployment import BETWEEN_NODES, GPUS_PER_NODE, check_counts, node_gpus
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 ContextExchange = Literal["p2p", "all_gather", "a2a"]  # Transformer Engine's cp_comm_type
 BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, bucket_cap_mb
-NVL72_GPUS = 72  # of one NVLink domain: GB200 NVL72, GB300 NVL72 (NVIDIA's product pages)
-
-
-def node_gpus(gpu: Gpu, gpus_per_node: int) -> int:
-    """GPUs that NVLink joins: of a server, or of a rack."""
-    return max(NVL72_GPUS, gpus_per_node) if nvlink_domain(gpu) else gpus_per_node
 
 
 @dataclass(frozen=True)
 class TrainingLayout:
     """``dp`` x ``cp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then cp, dp, pp (Megatron's order).
 
-    ``cp``: context parallel size: each rank has a part of every sequence; ``cp_comm``: how attention gets the rest (keys
-    and values around a ring, gathered before, or heads exchanged for tokens). ``expert_tp``: GPUs that an expert is
-    sharded over (Megatron's --expert-tensor-parallel-size).
+    ``cp``: context parallel size: each rank has a part of every sequence; ``cp_comm``: how attention gets the rest
+    (keys and values around a ring, gathered before, or heads exchanged for tokens). ``expert_tp``: GPUs that an expert
+    is sharded over (Megatron's --expert-tensor-parallel-size).
 
     ``zero``: 0 replicates everything on the dp ranks, 1 shards optimizer states, 2 gradients too, 3 parameters too
     (FSDP), frozen ones too. ``ep``: of the dp ranks. ``micro_batches``: passes of the traced batch, which is ONE
@@ -73,7 +67,8 @@ class TrainingLayout:
             raise KernelcastError(f"zero {self.zero} shards over the dp ranks: give dp of 2 or more")
         if self.expert_ranks % (self.ep * self.expert_tp):
             raise KernelcastError(
-                f"ep {self.ep} x expert_tp {self.expert_tp} does not divide the {self.expert_ranks} ranks of dp x cp x tp"
+                f"ep {self.ep} x expert_tp {self.expert_tp} does not divide the {self.expert_ranks} ranks of dp x cp x "
+                "tp"
             )
         if self.shards and self.replicas % self.shards:
             raise KernelcastError(f"shards {self.shards} does not divide the {self.replicas} ranks of dp x cp")
@@ -166,8 +161,9 @@ class ProcessGroup:
         if inside == self.world:
             yield collective_launch(op, size_bytes, self.world, dtype, None)
             return
+        steps = ("reduce_scatter", "all_gather") if op == "all_reduce" else (op,)  # of a ring, one rank a node
         if inside == 1:
-            yield collective_launch(op, size_bytes, self.world, dtype, self.between_nodes)
+            yield from (collective_launch(step, size_bytes, self.world, dtype, self.between_nodes) for step in steps)
             return
         if op == "all_to_all":  # what stays in the node goes over its links, the rest over each GPU's own port
             crossing = size_bytes * (self.world - inside) / (self.world - 1)  # of which (world - 1) / world is sent
@@ -177,7 +173,7 @@ class ProcessGroup:
         nodes, part = self.world // inside, size_bytes / inside
         if op in ("all_reduce", "reduce_scatter"):
             yield collective_launch("reduce_scatter", size_bytes, inside, dtype, None)
-        yield collective_launch(op, part, nodes, dtype, self.between_nodes)
+        yield from (collective_launch(step, part, nodes, dtype, self.between_nodes) for step in steps)
         if op in ("all_reduce", "all_gather"):
             yield collective_launch("all_gather", size_bytes, inside, dtype, None)
 

@@ -1,17 +1,12 @@
 """Kernel launches of a transformer's training step: forward, backward and recomputation of each layer on one rank.
 
 A layer, the embedding and the head are units. Each yields the kernels of its passes and the exchanges between GPUs with
-what runs beside them. The backward pass of a linear layer is two products: the gradient of its input (dgrad) and of its
-weight (wgrad), which zero-bubble schedules run apart. Memory-bound kernels that a stack fuses are timed as a copy of as
-many bytes as they move.
+what runs beside them.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
@@ -29,18 +24,13 @@ from kernelcast.models.layers import (
     Parallel,
     SelfAttention,
 )
-from kernelcast.ops.dtypes import find_dtype
-from kernelcast.training.job import TrainingJob
-from kernelcast.training.layout import ProcessGroup
-
-COMPUTE, RECOMPUTE = "compute", "recompute"
-TENSOR, CONTEXT, EXPERT = "tensor parallel", "context parallel", "expert parallel"
+from kernelcast.training.layer_kernels import CONTEXT, EXPERT, LOOP, Kernel, LayerKernels, Unit
 
 # Values read and written for each element of a tensor, by fused kernels and by those of eager PyTorch.
-_NORM = {True: (2.0, 3.0), False: (16.0, 30.0)}  # forward: x, y; backward: dy, x, dx. Eager: to fp32 and back, op by op
-_RESIDUAL = {True: (3.0, 3.0), False: (3.0, 3.0)}  # two read, one written; gradients of both branches are added
-_GATED = {True: (3.0, 5.0), False: (5.0, 12.0)}  # gate and up; their gradients
-_PLAIN = {True: (2.0, 3.0), False: (2.0, 3.0)}
+# Rows read and written; they reach 0.5 of DRAM's rate where other fused kernels reach 0.67 (SimuMax, the file of
+# layer_kernels.py: permute_fwd and permute_bwd). Eager: an index, a gather, products with the router's weights.
+_PERMUTATION = {True: (2.7, 2.7), False: (6.0, 6.0)}
+_EXPERT_BIAS = (2.0, 1.0)  # added to each expert's rows; its gradient is their sum
 _ROPE = {True: (2.0, 2.0), False: (10.0, 10.0)}  # eager: rotated halves are joined, two products, a sum
 _LOSS = {True: (2.0, 2.0), False: (9.0, 9.0)}  # logits to fp32, their softmax, its gradient, to 16 bits
 _EMBEDDING = (2.0, 3.0)
@@ -52,215 +42,8 @@ FP8_ATTENTION = 1.4  # times 16-bit kernels: forward at head size 128, 8,192 tok
 BACKWARD_SCAN = 2.5  # state-space and delta-rule mixers: recomputed states and the gradients of both operands
 
 
-class Kernel(NamedTuple):
-    """``count`` times the call's time; ``launches``: what the host launches."""
-
-    part: str
-    call: Call
-    count: float = 1.0
-    launches: float = 1.0
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Collectives one after another. ``beside``: kernels of the same pass that run meanwhile. ``pieces``: it goes in so
-    many pieces, the first of which waits (or is waited for); 0: nothing depends on it."""
-
-    part: str
-    launches: tuple[Launch, ...]
-    beside: tuple[Kernel, ...] = ()
-    pieces: int = 0
-
-
-@dataclass
-class Pass:
-    kernels: list[Kernel] = field(default_factory=list)
-    exchanges: list[Exchange] = field(default_factory=list)
-
-
-@dataclass
-class Unit:
-    """The passes of a layer, of the embedding, or of the head. ``parameters``, ``expert_parameters``: of one rank, that
-    are trained; ``weight_bytes``: of the linear layers whose weights are quantised each step."""
-
-    forward: Pass = field(default_factory=Pass)
-    backward: Pass = field(default_factory=Pass)  # dgrad
-    wgrad: Pass = field(default_factory=Pass)
-    recompute: Pass = field(default_factory=Pass)  # selective; whole layers run their forward pass again
-
-
-class Builder:
+class Builder(LayerKernels):
     """Units of a job."""
-
-    def __init__(self, job: TrainingJob) -> None:
-        self.job, self.model, self.layout, self.stack = job, job.model, job.layout, job.stack
-        self.formats, self.gpu = job.precision, job.gpu
-        self.tp, self.cp = job.layout.tp, job.layout.cp
-        self.tokens = job.rank_tokens  # of a tensor parallel group
-        self.hidden = job.model.hidden
-        self.apart = job.layout.sequence_parallel and self.tp > 1
-        self.outside = -(-self.tokens // self.tp) if self.apart else self.tokens  # rows of norms and residuals
-        self.vectors = job.precision.activations
-        self.width_bytes = find_dtype(self.vectors).act_bytes
-        self.narrow = job.precision.scaling != ""
-        self.adapted = job.lora is not None
-        self.modules: tuple[str, ...] = ()
-        self.unit = Unit()
-
-    # ---- kernels ----
-
-    @contextlib.contextmanager
-    def module(self, *names: str) -> Iterator[None]:
-        """What is launched inside belongs to these modules, which selective recomputation names."""
-        before, self.modules = self.modules, (*self.modules, *names)
-        yield
-        self.modules = before
-
-    @property
-    def again(self) -> bool:
-        recompute = self.job.recompute
-        return recompute.mode == "selective" and any(name in recompute.modules for name in self.modules)
-
-    def run(self, part: str, call: Call, count: float = 1.0, launches: float = 1.0) -> Kernel:
-        """In the forward pass, and again where it is recomputed."""
-        kernel = Kernel(part, call, count, launches)
-        self.unit.forward.kernels.append(kernel)
-        if self.again:
-            self.unit.recompute.kernels.append(kernel)
-        return kernel
-
-    def back(self, part: str, call: Call, count: float = 1.0, launches: float = 1.0, weight: bool = False) -> Kernel:
-        kernel = Kernel(part, call, count, launches)
-        (self.unit.wgrad if weight else self.unit.backward).kernels.append(kernel)
-        return kernel
-
-    def moved(self, rows: float, cols: float, values: float) -> tuple[Call, float]:
-        """A kernel that reads and writes ``values`` numbers for each element: as a copy, which does two."""
-        call = Call.of("copy", {"rows": max(1, round(rows)), "cols": max(1, round(cols)), "dtype": self.vectors,
-                                "stack": "torch"})  # fmt: skip
-        return call, values / 2
-
-    def vector(self, part: str, rows: float, cols: float, values: tuple[float, float]) -> None:
-        """A memory-bound kernel and its gradient."""
-        forward, backward = values
-        if rows * cols < 1:
-            return
-        call, count = self.moved(rows, cols, forward)
-        self.run(part, call, count, max(1.0, forward / 3))
-        if backward:
-            self.back(part, call, backward / 2, max(1.0, backward / 3))
-
-    def gemm(self, m: float, n: float, k: float, dtype: str, layout: str = "tn") -> Call:
-        """Narrow formats are multiplied with both operands K-major: they are cast in both layouts."""
-        return Call.of("gemm", {"m": max(1, round(m)), "n": max(1, round(n)), "k": max(1, round(k)), "dtype": dtype,
-                                "layout": None if layout == "tn" or find_dtype(dtype).act_bytes < 2 else layout,
-                                "stack": "torch"})  # fmt: skip
-
-    def cast(self, part: str, rows: float, cols: float, what: str, fused: bool = False) -> None:
-        """Of an input (forward) or of an output's gradient (backward) to the format of the products."""
-        if not self.narrow:
-            return
-        read, written, fuses = self.formats.casts[what]
-        values = (read + written) / self.width_bytes
-        if fused and fuses:  # the kernel before writes the narrow tensors itself, in place of a wide one
-            values = max(0.0, written - self.width_bytes) / self.width_bytes
-        if values:
-            call, count = self.moved(rows, cols, values)
-            emit = self.run if what == "input" else self.back
-            emit(part, call, count, 1.0 + (read > self.width_bytes))
-
-    # ---- linear layers ----
-
-    def linear(self, part: str, n: int, k: int, *, rows: float = 0.0, target: str = "", column: bool = True,
-               fused_input: bool = True, narrow: bool = True, count: float = 1.0, launches: float = 1.0,
-               gather: bool = True, bias: bool = False) -> tuple[Kernel, Kernel, Kernel | None]:  # fmt: skip
-        """Rows of k numbers to n numbers on this rank; ``column``: sharded over its outputs (tensor parallelism gathers
-        its input), else over its inputs (sums are scattered)."""
-        rows = rows or self.tokens
-        formats = (self.formats.forward, self.formats.dgrad, self.formats.wgrad)
-        forward, dgrad, wgrad = formats if narrow else (self.vectors if self.vectors != "fp32" else "tf32",) * 3
-        if narrow:
-            self.cast(part, rows * count, k, "input", fused_input)
-        first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
-        if bias and not self.stack.fused_activation:  # its gradient, which others join to the product or to a cast
-            call, moved = self.moved(rows, n, 1.0)
-            self.back(part, call, moved * count)
-        if narrow:
-            self.cast(part, rows * count, n, "gradient")
-        second = self.back(part, self.gemm(rows, k, n, dgrad, "nn"), count, launches)
-        third = None
-        if not self.adapted:
-            third = self.back(part, self.gemm(n, k, rows, wgrad, "nt"), count, launches, weight=True)
-        elif target in (self.job.lora.targets if self.job.lora else ()):
-            self._adapter(part, rows, n, k, count)
-        if gather:
-            self._tensor_parallel(column, first, second, third)
-        return first, second, third
-
-    def _adapter(self, part: str, rows: float, n: int, k: int, count: float) -> None:
-        """Down to the rank and up, added to the layer's output."""
-        rank = self.job.lora.rank if self.job.lora else 0
-        dtype = self.vectors
-        for out, inner in ((rank, k), (n, rank)):
-            self.run(part, self.gemm(rows, out, inner, dtype), count)
-            self.back(part, self.gemm(rows, inner, out, dtype, "nn"), count)
-            self.back(part, self.gemm(out, inner, rows, dtype, "nt"), count, weight=True)
-        for width, emit in ((n, self.run), (k, self.back)):
-            call, moved = self.moved(rows, width, 3.0)
-            emit(part, call, moved * count)
-
-    def _tensor_parallel(self, column: bool, first: Kernel, second: Kernel, third: Kernel | None) -> None:
-        """Collectives of one linear layer. With sequence parallelism the input of a column layer is all-gathered and
-        the output of a row layer reduce-scattered, and the reverse in the backward pass. There the gather of a column
-        layer's input, which wgrad needs, runs beside dgrad, and the scatter of its gradient beside wgrad
-        (Megatron-LM, LinearWithGradAccumulationAndAsyncCommunication). With tp_overlap the others go chunk by chunk
-        beside their product (Transformer Engine's user buffers, AsyncTP)."""
-        if self.tp == 1:
-            return
-        size = self.tokens * self.hidden * self.width_bytes
-        if not self.apart:  # an all-reduce forward of a row layer, backward of a column layer (beside wgrad)
-            if column:
-                self._exchange("backward", "all_reduce", size, (third,) if third else ())
-            else:
-                self._exchange("forward", "all_reduce", size)
-            return
-        pieces, chunks = (self.tp, True) if self.job.tp_overlap else (0, False)
-        if column:
-            self._exchange("forward", "all_gather", size, (first,) if chunks else (), pieces)
-            if third is not None:
-                self._exchange("backward", "all_gather", size, (second,))
-            self._exchange("backward", "reduce_scatter", size, (third,) if third else (second,) * chunks,
-                           0 if third else pieces)  # fmt: skip
-        else:
-            self._exchange("forward", "reduce_scatter", size, (first,) if chunks else (), pieces)
-            self._exchange("backward", "all_gather", size, (second,) if chunks else (), pieces)
-
-    def _exchange(self, name: str, op: str, size: float, beside: tuple[Kernel, ...] = (), pieces: int = 0,
-                  part: str = TENSOR, group: ProcessGroup | None = None) -> None:  # fmt: skip
-        group = group or self.layout.group("tp")
-        self._send(name, part, tuple(group.launches(op, size, self.vectors, self.gpu)), beside, pieces)
-
-    def _send(self, name: str, part: str, launches: tuple[Launch, ...], beside: tuple[Kernel, ...] = (),
-              pieces: int = 0) -> None:  # fmt: skip
-        if not launches:
-            return
-        exchange = Exchange(part, launches, beside, pieces)
-        getattr(self.unit, name).exchanges.append(exchange)
-        if name == "forward" and self.again:
-            self.unit.recompute.exchanges.append(exchange)
-
-    def norm(self, rows: float = 0.0, cols: float = 0.0) -> None:
-        with self.module("layernorm"):
-            self.vector("norms", rows or self.outside, cols or self.hidden, _NORM[self.stack.fused_norms])
-
-    def residual(self) -> None:
-        self.vector("residual", self.outside, self.hidden, _RESIDUAL[self.stack.fused_residual])
-
-    def activation(self, part: str, rows: float, width: int, gated: bool) -> None:
-        values = (_GATED if gated else _PLAIN)[self.stack.fused_activation]
-        self.vector(part, rows, width, values)
-
-    # ---- units ----
 
     def embedding(self) -> Unit:
         self.unit = unit = Unit()
@@ -284,6 +67,11 @@ class Builder:
 
     def layer(self, layer: Layer) -> Unit:
         self.unit = unit = Unit()
+        with self.module("op"):
+            self._sublayers(layer)
+        return unit
+
+    def _sublayers(self, layer: Layer) -> None:
         if layer.attention is not None:
             self.norm()
             self.mixer(layer.attention)
@@ -301,11 +89,11 @@ class Builder:
             if layer.norms.behind:
                 self.norm()
             self.residual()
-        return unit
 
-    def joined(self, layer: Layer) -> Unit:
-        """A module for multi-token prediction: two norms, the product that joins both states, and a layer."""
-        unit = self.layer(layer)
+    def joined(self) -> Unit:
+        """What a module for multi-token prediction has before its layers: two norms and the product that joins both
+        states."""
+        self.unit = unit = Unit()
         self.norm()
         self.norm()
         self.linear("projections", self.hidden // self.tp, 2 * self.hidden)
@@ -317,7 +105,8 @@ class Builder:
             raise KernelcastError(f"tp {self.tp} cannot shard an MLP of width {block.inter}")
         joined = self.stack.joined_projections or not block.gated
         self.linear(part, block.up_width // block.inter * inter if joined else inter, self.hidden, target="fc1",
-                    count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather, bias=block.bias)  # fmt: skip
+                    count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather, bias=block.bias,
+                    behind_norm=True)  # fmt: skip
         with self.module("mlp_act" if part == "mlp" else "shared_experts"):
             self.activation(part, self.tokens, inter, block.gated)
         self.linear(part, self.hidden, inter, target="fc2", column=False, gather=gather, bias=block.bias)
@@ -344,9 +133,10 @@ class Builder:
         kept = 0 if mixer.shares_kv else 1 if mixer.values_are_keys else 2
         query = heads * dim * (2 if mixer.output_gate else 1)
         if self.stack.joined_projections:
-            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv", bias=mixer.qkv_bias)
+            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv", bias=mixer.qkv_bias,
+                        behind_norm=True)  # fmt: skip
         else:
-            self.linear("projections", query, self.hidden, target="qkv")
+            self.linear("projections", query, self.hidden, target="qkv", behind_norm=True)
             if kept:
                 self.linear("projections", kv_heads * dim, self.hidden, target="qkv", count=kept, launches=kept,
                             gather=False)  # fmt: skip
@@ -360,7 +150,7 @@ class Builder:
             self.core(heads, kv_heads, dim, dim, window, mixer.chunked)
         if mixer.output_gate:
             self.vector("activation", self.tokens, heads * dim, (3.0, 5.0))
-        self.linear("projections", self.hidden, heads * dim, target="proj", column=False, fused_input=False,
+        self.linear("projections", self.hidden, heads * dim, target="proj", column=False,
                     bias=mixer.out_bias)  # fmt: skip
 
     def latent(self, mixer: LatentAttention) -> None:
@@ -387,8 +177,7 @@ class Builder:
                         _ROPE[self.stack.fused_rope])  # fmt: skip
         with self.module("core_attn"):
             self.core(heads, heads, mixer.qk_head_dim, mixer.v_head_dim, 0, False)
-        self.linear("projections", self.hidden, heads * mixer.v_head_dim, target="proj", column=False,
-                    fused_input=False)  # fmt: skip
+        self.linear("projections", self.hidden, heads * mixer.v_head_dim, target="proj", column=False)
 
     def compressed(self, mixer: CompressedAttention) -> None:
         """DeepSeek-V4: low-rank queries, one key-value head, a window and compressed keys, grouped output."""
@@ -405,8 +194,7 @@ class Builder:
                 self.attend(heads, 1, dim, dim, 1.0, self.rank_length, seen, False)
         self.linear("projections", mixer.o_lora_rank * mixer.o_groups // self.tp, heads * dim // mixer.o_groups,
                     count=1.0, gather=False)  # fmt: skip
-        self.linear("projections", self.hidden, mixer.o_lora_rank * mixer.o_groups // self.tp, column=False,
-                    fused_input=False)  # fmt: skip
+        self.linear("projections", self.hidden, mixer.o_lora_rank * mixer.o_groups // self.tp, column=False)
 
     @property
     def length(self) -> int:
@@ -436,6 +224,8 @@ class Builder:
     def _backend(self) -> dict[str, str | None]:
         """cuDNN's kernels were measured on Hopper by PyTorch; on Blackwell TensorRT-LLM's, which reach as much, are."""
         chosen = self.stack.attention_backend
+        if chosen == "sdpa":  # FlashAttention-2 before Blackwell, cuDNN there
+            chosen = "cudnn" if self.gpu.instruction_path == TCGEN05 else "fa2"
         if self.vectors == "fp32":
             return {"stack": "torch", "backend": None}
         if chosen == "cudnn" and self.gpu.instruction_path == TCGEN05:
@@ -515,7 +305,7 @@ class Builder:
         self.run("scan", call)
         self.back("scan", call, BACKWARD_SCAN, 3.0)
         self.norm(self.tokens, width)
-        self.linear("projections", self.hidden, width, target="proj", column=False, fused_input=False)
+        self.linear("projections", self.hidden, width, target="proj", column=False)
 
     # ---- experts ----
 
@@ -529,21 +319,25 @@ class Builder:
             self.linear("experts", width, self.hidden, rows=rows, gather=False)
         shard = layout.expert_tp
         pairs = rows * block.topk * shard  # rows of this rank's experts, with balanced loads
-        permutes = (2.0, 2.0) if self.stack.token_permutation_fused else (6.0, 6.0)
-        if self.job.dispatcher == "hybridep" and layout.ep > 1:
-            permutes = (1.0, 1.0)  # written in the order of experts by the exchange
+        permutes = _PERMUTATION[self.stack.token_permutation_fused]
+        if self.job.dispatcher == "hybridep" and layout.ep > 1:  # written in the order of experts by the exchange
+            permutes = (permutes[0] / 2, permutes[1] / 2)
         self._dispatch(block, rows, width)
+        self.unit.syncs += 1  # loads of experts decide sizes of what follows
         self.vector("permutation", pairs, width, permutes)
         local = block.experts // layout.ep
         each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)
-        launches = 1.0 if self.stack.grouped_gemm else float(local)
+        launches = float(local) * (LOOP if self.stack.grouped_gemm else 1.0)
         up = inter * (2 if block.gated else 1)
         self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
-                    gather=False)  # fmt: skip
+                    gather=False, inner=True)  # fmt: skip
         with self.module("moe_act"):
-            self.activation("experts", pairs, inter, block.gated)
+            if not self.stack.fused_experts:  # else part of the products, with the bias
+                self.activation("experts", pairs, inter, block.gated, clamped=block.bias)
         self.linear("experts", width, inter, rows=max(1.0, each), target="fc2", count=local, launches=launches,
-                    gather=False)  # fmt: skip
+                    column=False, gather=False, inner=True)  # fmt: skip
+        for cols in (up, width) if block.bias and not self.stack.fused_experts else ():
+            self.vector("experts", pairs, cols, _EXPERT_BIAS)
         self.vector("permutation", pairs, width, permutes)
         if block.latent:
             self.linear("experts", self.hidden, width, rows=rows, gather=False)

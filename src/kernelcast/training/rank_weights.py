@@ -84,7 +84,6 @@ def _matrices(layer: Layer, hidden: int, tp: int) -> list[tuple[str, int, int, f
     return found
 
 
-@functools.lru_cache(maxsize=4096)
 def layer_runs(model: Architecture, first: int, end: int) -> tuple[tuple[int, Layer], ...]:
     """The layers from ``first`` to ``end`` as runs of equal ones."""
     found, at = [], 0

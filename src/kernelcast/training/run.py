@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,21 +30,24 @@ class Failures:
     checkpoint_s: float = 0.0
     mtbf_hours: float = 0.0
     restart_s: float = 600.0
+    jitter: float = 0.0  # standard deviation of a GPU's time for a step, over its mean
 
     def __post_init__(self) -> None:
-        for name in ("every", "checkpoint_s", "mtbf_hours", "restart_s"):
+        for name in ("every", "checkpoint_s", "mtbf_hours", "restart_s", "jitter"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise KernelcastError(f"{name} must be 0 or more, not {getattr(self, name):g}")
         if self.mtbf_hours and not self.every:
             raise KernelcastError("`mtbf` needs `checkpoint_every`: without a checkpoint a failure loses the whole run")
 
     def goodput(self, step_s: float, gpus: int) -> float:
-        """The share of the time that steps take which are kept: of an interval between checkpoints, less half of one
-        and a restart for each failure (Young 1974, Daly 2006: to first order)."""
+        """The share of the time that goes into steps which are kept: each failure loses a restart and half an interval
+        between checkpoints (Young 1974, Daly 2006: to first order). A step waits for the slowest of its GPUs, which is
+        sqrt(2 ln n) standard deviations above the mean of n."""
+        even = 1 / (1 + self.jitter * math.sqrt(2 * math.log(gpus)))
         if not self.every:
-            return 1.0
-        useful_s = self.every * step_s
-        written = useful_s / (useful_s + self.checkpoint_s)
+            return even
+        useful_s = self.every * step_s / even
+        written = even * useful_s / (useful_s + self.checkpoint_s)
         if not self.mtbf_hours:
             return written
         between_s = self.mtbf_hours * 3600 / gpus
@@ -61,6 +65,7 @@ class TrainingRun(HtmlRepr):
     failures: Failures = Failures()
     answered_as: Mapping[str, Any] = field(default_factory=dict)  # parameters that were filled in
     unread: tuple[str, ...] = ()  # settings of a config file that no rule knows
+    search: Any = None  # LayoutSearch: the layouts that the step's is the fastest of
 
     @property
     def goodput(self) -> float:

@@ -34,6 +34,7 @@ class Step:
     input: float = 0.0
     output: float = 0.0
     modules: tuple[str, ...] = ()
+    is_product: bool = False  # of a linear layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def _attention(mixer: SelfAttention, shape: Sharded) -> list[Step]:
     return [
         *norm(shape, shape.stream),
         _column_input(shape, "qkv", shape.stream),
-        Step(scaled, shape.entering, qkv),
+        Step(scaled, shape.entering, qkv, is_product=True),
         *_core(shape, q, kv, q, mixer.q_heads),
     ]
 
@@ -124,10 +125,14 @@ def _core(shape: Sharded, q: float, kv: float, out: float, heads: int, up: tuple
     share = shape.attention / shape.element
     return [
         Step(share * (q + kv), modules=up),
-        Step(share * out, q + kv + gathered, out),
+        Step(share * out, q + kv + gathered, out, ("attention",)),
         Step(_FP32 * heads / shape.tp, modules=("core_attn",)),
-        Step(shape.input_of("proj", out / shape.element) if moved else shape.copy_of("proj", out / shape.element), out,
-             shape.whole),
+        Step(
+            shape.input_of("proj", out / shape.element) if moved else shape.copy_of("proj", out / shape.element),
+            out,
+            shape.whole,
+            is_product=True,
+        ),
     ]
 
 
@@ -145,10 +150,10 @@ def _latent(mixer: LatentAttention, shape: Sharded) -> list[Step]:
     expanded = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
     return [
         *steps,
-        Step(0.0, shape.entering, down),
+        Step(0.0, shape.entering, down, is_product=True),
         *norm(shape, stream * latents),
         Step(shape.input_of("qkv", latents * stream / shape.element), modules=up),
-        Step(0.0, stream * latents, q + expanded),
+        Step(0.0, stream * latents, q + expanded, is_product=True),
         *_core(shape, q, k + v, v, mixer.q_heads, up),
     ]
 
@@ -167,8 +172,8 @@ def _other(mixer: Mixer, shape: Sharded) -> list[Step]:
 
 @functools.lru_cache(maxsize=64)
 def joining_steps(shape: Sharded) -> tuple[Step, ...]:
-    """Before a module for multi-token prediction: norms of the state and of the token's embedding, and a product of both
-    side by side."""
+    """Before a module for multi-token prediction: norms of the state and of the token's embedding, and a product of
+    both side by side."""
     both = 2 * shape.stream
     return (*norm(shape, shape.stream), *norm(shape, shape.stream),
             Step(shape.input_of("fc1", both / shape.element), both, shape.stream))  # fmt: skip
@@ -182,10 +187,10 @@ def _block(
     up, inter = (rows * shape.element * width / shards for width in (block.up_width, block.inter))
     separate = 0.0 if shape.fused_activation or not block.gated else inter  # the activation's output, times up
     return [
-        Step(0.0, entering, up),
+        Step(0.0, entering, up, is_product=True),
         Step(up + separate, up, inter, modules),
         Step(shape.input_of("fc2", inter / shape.element), modules=(*modules, act)),
-        Step(0.0, inter, leaving),
+        Step(0.0, inter, leaving, is_product=True),
     ]
 
 
@@ -242,16 +247,21 @@ def layer_steps(layer: Layer, shape: Sharded) -> tuple[Step, ...]:
 @functools.lru_cache(maxsize=4096)
 def head_steps(norm_op: NormOp | None, shape: Sharded, logits: float, fused_loss: bool) -> tuple[Step, ...]:
     """Last norm, product with the vocabulary (``logits`` values a token on this rank) and loss. A fused cross entropy
-    overwrites the logits with their gradient; else the loss takes an fp32 copy of them and keeps its logarithm of
-    probabilities in fp32."""
+    overwrites the logits with their gradient. F.cross_entropy keeps the logarithms of probabilities in fp32; its
+    backward pass makes their gradient and that of the logits, in fp32 both."""
     written = shape.element * logits
-    loss = Step(written) if fused_loss else Step(written + _FP32 * logits, _FP32 * logits)
+    each = _FP32 * logits
+    loss = Step(written) if fused_loss else Step(each, each, each)
     first = norm(shape, shape.stream) if norm_op else []
     return (*first, Step(shape.stream, shape.entering, written), loss)
 
 
 def kept(steps: tuple[Step, ...], recomputed: tuple[str, ...] = ()) -> float:
     """Bytes a token between the forward and the backward pass; ``recomputed``: modules that keep nothing."""
+    if "op" in recomputed:  # the layer's input, what attention gives, and half of what products give
+        given = sum(step.output for step in steps if step.is_product) / 2
+        attention = sum(step.kept for step in steps if {"attention", "core_attn"} & set(step.modules))
+        return min(sum(step.kept for step in steps), steps[0].kept + attention + given)
     return sum(step.kept for step in steps if not any(name in recomputed for name in step.modules))
 
 

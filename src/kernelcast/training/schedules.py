@@ -36,9 +36,9 @@ class _Step(NamedTuple):
 
 
 def tasks_of(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> list[list[Task]]:
-    """The tasks of each stage in order. zb-h1 (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241): gradients
-    of weights wait until there is nothing else to do, as many micro-batches behind as the stage has before it, so that
-    a stage holds no more activations than with 1F1B."""
+    """The tasks of each stage in order. zb-h1 (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241):
+    gradients of weights wait until there is nothing else to do, as many micro-batches behind as there are stages before
+    it, so that a stage holds no more activations than with 1F1B."""
     if schedule != "zb-h1":
         order = pipeline.orders(schedule, stages, micro_batches, virtual)
         return [[Task(int(t.backward), t.micro_batch, t.part) for t in stage] for stage in order]
@@ -63,7 +63,8 @@ def _zero_bubble(stage: int, stages: int, micro_batches: int) -> list[Task]:
 def _steps(schedule: str, stages: int, micro_batches: int, virtual: int) -> tuple[_Step, ...]:
     """All tasks in an order in which each comes after what it needs."""
     left = [list(reversed(tasks)) for tasks in tasks_of(schedule, stages, micro_batches, virtual)]
-    parts, number, steps = stages * virtual, {}, []
+    parts, number = stages * virtual, dict[Task, int]()
+    steps: list[_Step] = []
     while any(left):
         before = len(steps)
         for stage, tasks in enumerate(left):
@@ -116,8 +117,8 @@ def stage_ends(schedule: str, stages: int, micro_batches: int, virtual: int, tim
         return _run(schedule, stages, micro_batches, virtual, times_s, send_s)
     most = _PERIODS * stages + micro_batches % stages
     ends, before = (_run(schedule, stages, n, virtual, times_s, send_s) for n in (most, most - stages))
-    ends: Array = ends + (ends - before) * (micro_batches - most) / stages
-    return ends
+    whole: Array = ends + (ends - before) * (micro_batches - most) / stages
+    return whole
 
 
 def dual_pipe_end(stages: int, micro_batches: int, times_s: Array) -> Array:

@@ -13,7 +13,6 @@ from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
 from kernelcast.forecast.predict_table import Times
-from kernelcast.models.layers import Layer
 from kernelcast.hardware import root_of
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
@@ -21,7 +20,8 @@ from kernelcast.results import Interval, support_of
 from kernelcast.schedule import KernelTime, Share, joined, shares
 from kernelcast.training import job_work
 from kernelcast.training.job import TrainingJob
-from kernelcast.training.passes import CONTEXT, EXPERT, TENSOR, Builder, Kernel, Pass, Unit
+from kernelcast.training.layer_kernels import CONTEXT, EXPERT, TENSOR, Pass, Unit
+from kernelcast.training.passes import Builder
 from kernelcast.training.schedules import dual_pipe_end, stage_ends
 from kernelcast.training.step import STEP, STEP_SPREAD
 
@@ -31,7 +31,6 @@ PARTS = (
 )  # fmt: skip
 _KINDS = ("compute", TENSOR, CONTEXT, EXPERT)  # of a pass
 _PASSES = ("forward", "backward", "wgrad", "recompute")
-ENERGY_BY_BITS = 1.25  # energy of a product by its bits: a multiplier's area grows faster than they do
 _BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, where another micro-batch's overlap them
 
 
@@ -47,7 +46,9 @@ class UnitTimes:
         passes = [getattr(unit, name) for name in _PASSES]
         seconds = np.array([_seconds(each, job, times) for each in passes])
         host_s = np.array([_launches(each, job) for each in passes]) * job.stack.launch_s
-        return cls(seconds, np.maximum(0.0, host_s - seconds.sum(axis=1)))
+        waits_s = np.maximum(0.0, host_s - seconds.sum(axis=1))
+        waits_s[0] += unit.syncs * job.stack.sync_s * (job.cuda_graphs != "full")
+        return cls(seconds, waits_s)
 
 
 def _launches(one: Pass, job: TrainingJob) -> float:
@@ -60,15 +61,19 @@ def _launches(one: Pass, job: TrainingJob) -> float:
 
 
 def call_s(call: Call, times: Times) -> float:
-    """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes less than half of
-    the energy."""
+    """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes half the energy."""
     gpu, time_s = times.gpu, times[call].interval.value
-    if gpu.tensor_flops_per_j is None or call.op != "gemm":
+    if gpu.tensor_flops_per_j is None or call.op not in ("gemm", "attention"):
         return time_s
     given = call.arguments
-    bits = 8 * find_dtype(given["dtype"]).act_bytes
-    flops = 2.0 * given["m"] * given["n"] * given["k"] / (16 / bits) ** ENERGY_BY_BITS
-    return max(time_s, float(flops / (gpu.tensor_flops_per_j * root_of(gpu).power_w)))
+    bytes_each = find_dtype(given["dtype"]).act_bytes
+    if call.op == "gemm":
+        flops = 2.0 * given["m"] * given["n"] * given["k"]
+    else:
+        queries, keys = given["q_len"], given["kv_len"]
+        seen = keys - (queries - 1) / 2 if given["causal"] else keys
+        flops = 4.0 * given["batch"] * given["q_heads"] * given["head_dim"] * queries * seen
+    return max(time_s, float(flops * bytes_each / 2 / (gpu.tensor_flops_per_j * root_of(gpu).power_w)))
 
 
 def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
@@ -77,7 +82,7 @@ def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
     by_kind = dict.fromkeys(_KINDS, 0.0)
     by_kind["compute"] = sum(k.count * call_s(k.call, times) for k in one.kernels)
     for exchange in one.exchanges:
-        sent = sum(launch.count * times[launch.call].interval.value for launch in exchange.launches)
+        sent = sum(job_work.exchange_s(launch, times) for launch in exchange.launches)
         beside = sum(k.count * call_s(k.call, times) for k in exchange.beside)
         hidden = min(sent, beside)
         first = hidden / exchange.pieces if exchange.pieces else 0.0
@@ -113,9 +118,12 @@ class Plan:
             if part == 0:
                 some["embedding"] = 1
             if part == layout.parts - 1:
-                some["head"] = 1 + (job.model.mtp_layers if job.mtp else 0)
-                for name in ("mtp",) if job.mtp and job.model.mtp_layers else ():
-                    some[name] = job.model.mtp_layers
+                modules = job.model.mtp_layers if job.mtp else 0
+                some["head"] = 1 + modules
+                if modules:
+                    some["mtp"] = modules
+                for run in job.model.mtp_module if modules else ():
+                    some[id(run.layer)] = some.get(id(run.layer), 0) + modules * run.count
             self.parts.append(some)
         self.work = job_work.Work(job, self.parts)
 
@@ -131,6 +139,7 @@ def _shape(job: TrainingJob) -> tuple[Any, ...]:
         layout.expert_tp, layout.sequence_parallel, layout.gpus_per_node, layout.between_nodes, job.stack,
         job.precision, job.recompute.mode == "selective" and job.recompute.modules, job.lora, job.tp_overlap,
         job.routing, job.packed and job.mean_length, job.dispatcher, job.cuda_graphs, job.mtp, job.expert_overlap,
+        layout.micro_batches > 1,
     )  # fmt: skip
 
 
@@ -138,9 +147,9 @@ def _units(job: TrainingJob) -> dict[Any, Unit]:
     builder = Builder(job)
     units: dict[Any, Unit] = {id(run.layer): builder.layer(run.layer) for run in job.model.layers}
     units |= {"embedding": builder.embedding(), "head": builder.head()}
-    if job.mtp and job.model.mtp_module:
-        module: Layer = job.model.mtp_module[0].layer
-        units["mtp"] = builder.joined(module)
+    if job.mtp:
+        units |= {id(run.layer): builder.layer(run.layer) for run in job.model.mtp_module}
+        units["mtp"] = builder.joined()
     return units
 
 
@@ -176,7 +185,10 @@ def forecast_many(
 
 
 class _Stages:
-    """Seconds of the parts of a job's model, (parts, passes, kinds), and of what a stage does once a step."""
+    """Seconds of the parts of a job's model, (parts, passes, kinds), and of what a stage does once a step. ``ends``:
+    when each stage has done its passes, with links and with links that cost nothing; ``_schedule`` says."""
+
+    ends: tuple[list[float], list[float]]
 
     def __init__(self, plan: Plan, times: Times, timed: dict[Any, dict[Any, UnitTimes]]) -> None:
         self.plan, self.job, self.times = plan, plan.job, times
@@ -229,7 +241,6 @@ class _Stages:
         return slice(stage, None, self.job.layout.pp)
 
     def result(self) -> TrainingForecast:
-        """``ends``: of each stage, with links and with links that cost nothing."""
         job, layout, work, ends = self.job, self.job.layout, self.plan.work, self.ends
         count, pp = layout.micro_batches, layout.pp
         per_stage = np.stack([self.tasks[:, self.of_stage(s)].sum(axis=1) for s in range(pp)])  # (stages, 3)
@@ -251,6 +262,7 @@ class _Stages:
         parts_s["data parallel"] = (
             max(tails) - schedule_s + gather_s[0] + count * float(self.sharded[mine].sum())
         )  # fmt: skip
+        parts_s = {name: float(seconds) for name, seconds in parts_s.items()}
         return TrainingForecast(job=job, parts_s=parts_s, times=self.times, plan=self.plan, slowest=slowest)
 
 
@@ -303,8 +315,10 @@ class TrainingForecast:
                         launch = Launch(kernel.part, kernel.call, kernel.count)
                         found.append(KernelTime.of(phase, launch, self.times, times * count))
                     for exchange in one.exchanges:
-                        found += [KernelTime.of(phase, Launch(exchange.part, launch.call, launch.count), self.times,
-                                                times * count) for launch in exchange.launches]  # fmt: skip
+                        for launch in exchange.launches:
+                            share = job_work.exchange_s(launch, self.times) / self.times[launch.call].interval.value
+                            each = Launch(exchange.part, launch.call, share)
+                            found.append(KernelTime.of(phase, each, self.times, times * count))
         return tuple(found)
 
     @cached_property

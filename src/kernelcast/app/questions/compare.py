@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from kernelcast.app.questions import shared
 from kernelcast.app.questions.parameters import Question, option
 from kernelcast.app.questions.trace import NEEDS_TORCH, StepParameters, step_conditions
+from kernelcast.app.questions.train import LONGEST
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Gains = list[tuple["ServingForecast", "tuple[Gain, ...]"]]
 
+_OF_TRACES = ("dtype", "image_size", "accumulate", "attention", "graph", "host")  # parameters of PyTorch's step
 _FIRST = 3  # GPUs of the sensitivity analysis
 _limit = partial(option, metavar="TIME")
 
@@ -141,8 +143,6 @@ class CompareTrainingQuestion(TrainedModel, GpusAndPrices):
 
     def answer(self) -> TrainingComparison:
         """The GPUs, in order; what is wrong is refused before the model is traced."""
-        if importlib.util.find_spec("torch") is None:
-            raise KernelcastError(NEEDS_TORCH)
         arguments = self.gpu_arguments
         from kernelcast.hardware.prices import read_prices
         from kernelcast.search.compare.candidates import chosen_gpus
@@ -152,9 +152,32 @@ class CompareTrainingQuestion(TrainedModel, GpusAndPrices):
         chosen_gpus(arguments["gpus"], self.what_if or ())
         read_prices(self.prices, self.price or (), self.price_kind)
         layout = TrainingLayout(**self.parallel_sizes)
+        whole: dict[str, Any] = {"layout": None if layout == TrainingLayout() else layout, "tokens": self.tokens,
+                 "samples": self.samples, "conditions": step_conditions(self.conditions)}  # fmt: skip
+        if (job := self._transformer()) is not None:
+            return compare_training(None, **arguments, **whole, **job)
+        if importlib.util.find_spec("torch") is None:
+            raise KernelcastError(NEEDS_TORCH)
         self.check("training")
-        return compare_training(
-            self.traced(self.model, self.batch, "training"), **arguments,
-            layout=None if layout == TrainingLayout() else layout, tokens=self.tokens, samples=self.samples,
-            conditions=step_conditions(self.conditions), how=self.launching,
-        )  # fmt: skip
+        traced = self.traced(self.model, self.batch, "training")
+        return compare_training(traced, **arguments, **whole, how=self.launching)
+
+    def _transformer(self) -> dict[str, Any] | None:
+        """The model, where its layers are known and nothing is asked of PyTorch; None: it is traced."""
+        from kernelcast.models.architecture import Architecture
+        from kernelcast.training.job import OPTIMIZERS, Recompute, precision, precision_names
+
+        recipe = self.precision or "bf16"
+        if self.given(*_OF_TRACES) or self.optimizer not in OPTIMIZERS or recipe not in precision_names():
+            return None
+        try:
+            model: Architecture = shared.resolve_model(self.model)
+        except KernelcastError:
+            return None
+        if not model.generates:
+            return None
+        settings = {"precision": precision(recipe), "optimizer": self.optimizer}
+        if self.checkpointing:
+            settings["recompute"] = Recompute("full")
+        seq = self.seq or min(model.max_context or LONGEST, LONGEST)
+        return {"model": model, "batch": self.batch, "seq": seq, "settings": settings}

@@ -79,7 +79,7 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     stack: Annotated[
         str | None,
-        option(metavar="NAME", help="framework: megatron, fsdp, …", unless_given="megatron",
+        option(metavar="NAME", help="framework: megatron, torchtitan, torchtitan_eager, fsdp, huggingface", unless_given="megatron",
                values=partial(shared.names_of, "stacks.training_stack", "training_stack_ids")),
     ] = None  # fmt: skip
     optimizer: Annotated[
@@ -116,7 +116,7 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     zero: Annotated[
         int | None,
-        _layout(help="shard optimizer states (1), gradients (2), parameters (3: FSDP); default: 1, of fsdp 3",
+        _layout(help="shard optimizer states (1), gradients (2), parameters (3: FSDP); default: the framework's",
                 minimum=0),
     ] = None  # fmt: skip
     distributed_optimizer: Annotated[
@@ -129,7 +129,7 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     dispatcher: Annotated[
         str | None,
-        _layout(metavar="NAME", help="of tokens to experts: alltoall, deepep (HybridEP too)", unless_given="alltoall",
+        _layout(metavar="NAME", help="of tokens to experts: alltoall, deepep, hybridep", unless_given="alltoall",
                 reads=partial(_reads, "dispatcher")),
     ] = None  # fmt: skip
     overlap: Annotated[
@@ -169,9 +169,11 @@ class JobParameters(Question):
     offload_optimizer: Annotated[
         bool | None, _memory("--offload-optimizer/--no-offload-optimizer", help="to the host")
     ] = None
-    cuda_graphs: Annotated[bool | None, option("--cuda-graphs/--no-cuda-graphs", help="kernels replay from graphs")] = (
-        None
-    )
+    cuda_graphs: Annotated[
+        str | None,
+        option(metavar="NAME", help="full: of the iteration; partial: all but experts; none", unless_given="none",
+               reads=partial(_reads, "cuda_graphs")),
+    ] = None  # fmt: skip
     mtp: Annotated[bool | None, option("--mtp/--no-mtp", help="train the layers for multi-token prediction too")] = None
     lora_rank: Annotated[int | None, _tuning(help="LoRA of this rank on a frozen model", minimum=1)] = None
     lora_targets: Annotated[str | None, _tuning(metavar="NAME,..", help="qkv, proj, fc1, fc2 (all)")] = None
@@ -211,22 +213,49 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
     checkpoint_s: Annotated[float, _run(help="seconds that each stops the training")] = 0.0
     mtbf: Annotated[float | None, _run(help="hours between failures of one GPU (Llama 3: 50700)")] = None
     restart_s: Annotated[float, _run(help="seconds from a failure to the next step")] = 600.0
+    jitter: Annotated[float, _run(help="standard deviation of a GPU's time over its mean: the slowest counts")] = 0.0
     search: Annotated[bool, option(help="find the layout with the most tokens/s that fits")] = False
     set: shared.Changes = None
     power_cap: shared.PowerCap = None
 
     def answer(self) -> TrainingRun:
-        """The step, and the run that it is of."""
+        """The step, and the run that it is of; with ``search``, of the fastest layout."""
+        from kernelcast.training.job_memory import check_fits
         from kernelcast.training.transformer_step import forecast
 
         asked, unread = self._with_config()
         asked._check_run()
-        job, filled = asked.job()
         if asked.search:
-            job = asked._best(job)
-            filled |= {name: getattr(job.layout, name) for name in ("dp", "tp", "pp", "cp", "ep")}
-        step = forecast(job, asked._step_conditions)
+            return asked._searched(unread)
+        job, filled = asked.job()
+        try:
+            step = forecast(job, asked._step_conditions)
+        except KernelcastError:  # a buffer that no GPU holds
+            check_fits(job)
+            raise
         return asked._whole(step, filled, unread)
+
+    def _searched(self, unread: tuple[str, ...]) -> TrainingRun:
+        """The fastest of all layouts with the sizes that are given."""
+        from kernelcast.search.training import SearchSpace, search_layouts
+
+        model, gpu, count = self._model(), *self._gpus()
+        if self.global_batch is None or count is None:
+            raise KernelcastError("`search` compares layouts of one batch on so many GPUs: give `global_batch`, and "
+                                  "`gpus` as in 64xH100")  # fmt: skip
+        self.refuse(("dp", "schedule", "stage_layers", "layers_per_virtual_stage", "sequence_parallel",
+                     "distributed_optimizer"), "`search` finds the layout")  # fmt: skip
+        sizes = ("tp", "pp", "cp", "ep", "expert_tp", "virtual_stages", "micro_batch", "zero")
+        space = {name: (getattr(self, name),) for name in sizes if getattr(self, name) is not None}
+        filled: dict[str, Any] = {}
+        found = search_layouts(
+            model, gpu, count, global_batch=self.global_batch, base=self._base(), conditions=self._step_conditions,
+            space=SearchSpace(**space, recompute=(self._recompute(),) if self.recompute else ()),
+            **self._settings(model, filled),
+        )  # fmt: skip
+        layout = found.best.job.layout
+        filled |= {name: getattr(layout, name) for name in ("dp", *sizes[:6]) if name not in space}
+        return replace(self._whole(found.best, filled, unread), search=found)
 
     def _with_config(self) -> tuple[TrainQuestion, tuple[str, ...]]:
         """With what a config file sets, where no parameter does."""
@@ -259,9 +288,17 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
 
     def job(self) -> tuple[TrainingJob, dict[str, Any]]:
         """The job, and the parameters that were filled in."""
-        from kernelcast.stacks.training_stack import training_stack
-        from kernelcast.training.job import Offload, TrainingJob
+        from kernelcast.training.job import TrainingJob
 
+        model, gpu, count = self._model(), *self._gpus()
+        filled: dict[str, Any] = {}
+        layout = self._layout(count, model, filled)
+        filled |= {} if self.micro_batch else {"micro_batch": self.value("micro_batch")}
+        settings = self._settings(model, filled) | {"tp_overlap": bool(self.tp_overlap) and layout.tp > 1}
+        return TrainingJob(model=model, gpu=gpu, layout=layout, micro_batch=self.value("micro_batch"),
+                           recompute=self._recompute(), **settings), filled  # fmt: skip
+
+    def _model(self) -> Architecture:
         if self.model is None:
             raise KernelcastError("which model? give MODEL, as in llama-3.1-8b")
         model = shared.resolve_model(self.model)
@@ -269,25 +306,36 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
             raise KernelcastError(f"{model.name} makes no tokens: `kernelcast trace --mode training` trains any model")
         if self.mtp and not model.mtp_layers:
             raise KernelcastError(f"{model.name} has no layers for multi-token prediction: leave out `mtp`")
-        gpu, count = self._gpus()
-        filled: dict[str, Any] = {}
+        return model
+
+    def _settings(self, model: Architecture, filled: dict[str, Any]) -> dict[str, Any]:
+        """What no layout decides."""
+        from kernelcast.stacks.training_stack import training_stack
+        from kernelcast.training.job import Offload
+
         seq = self.seq or min(model.max_context or LONGEST, LONGEST)
-        layout = self._layout(gpu, count, model, filled)
-        filled |= {"seq": seq} if self.seq is None else {}
-        for name in ("micro_batch", "precision", "stack", "optimizer"):
-            if getattr(self, name) is None:
-                filled[name] = self.value(name)
-        job = TrainingJob(
-            model=model, gpu=gpu, layout=layout, seq=seq, micro_batch=self.value("micro_batch"),
-            stack=training_stack(self.value("stack")), precision=self._precision(), recompute=self._recompute(),
-            optimizer=self.value("optimizer"), lora=self._lora(),
-            offload=Offload(self.offload_layers or 0, bool(self.offload_optimizer)),
-            tp_overlap=bool(self.tp_overlap) and layout.tp > 1, routing=self.value("routing"),
-            packed=bool(self.packed) or self.mean_length is not None, mean_length=self.mean_length or 0,
-            cuda_graphs=bool(self.cuda_graphs), dispatcher=self.value("dispatcher"),
-            expert_overlap=bool(self.expert_overlap), mtp=bool(self.mtp),
-        )  # fmt: skip
-        return job, filled
+        if model.learned_positions and seq > model.max_context:
+            raise KernelcastError(f"`seq` {seq:,} is more than the {model.max_context:,} positions of {model.name}")
+        filled |= {} if self.seq else {"seq": seq}
+        filled |= {
+            name: self.value(name) for name in ("precision", "stack", "optimizer") if getattr(self, name) is None
+        }
+        return {
+            "seq": seq, "stack": training_stack(self.value("stack")), "precision": self._precision(),
+            "optimizer": self.value("optimizer"), "lora": self._lora(), "tp_overlap": bool(self.tp_overlap),
+            "offload": Offload(self.offload_layers or 0, bool(self.offload_optimizer)),
+            "routing": self.value("routing"), "packed": bool(self.packed) or self.mean_length is not None,
+            "mean_length": self.mean_length or 0, "cuda_graphs": self.value("cuda_graphs").replace("none", ""),
+            "dispatcher": self.value("dispatcher"), "expert_overlap": bool(self.expert_overlap), "mtp": bool(self.mtp),
+        }  # fmt: skip
+
+    def _base(self) -> TrainingLayout:
+        """Of a layout what no size decides."""
+        from kernelcast.training.layout import TrainingLayout
+
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("cp_comm", "gpus_per_node", "between_nodes")
+                                 if getattr(self, name) is not None}  # fmt: skip
+        return TrainingLayout(overlap=self.overlap is not False, **given)
 
     def _gpus(self) -> tuple[Gpu, int | None]:
         """The GPU, and how many; None: as many as the layout says."""
@@ -306,9 +354,7 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
             raise KernelcastError(f"`gpus` is 1 to {1 << 20:,} GPUs, not {match[1][:20] if match else text}")
         return shared.resolve_gpu(name, self.set, self.power_cap), count
 
-    def _layout(self, gpu: Gpu, count: int | None, model: Architecture, filled: dict[str, Any]) -> TrainingLayout:
-        from kernelcast.training.layout import TrainingLayout
-
+    def _layout(self, count: int | None, model: Architecture, filled: dict[str, Any]) -> TrainingLayout:
         sizes = {name: self.value(name) for name in ("tp", "pp", "cp", "ep", "expert_tp")}
         ranks = sizes["tp"] * sizes["pp"] * sizes["cp"]
         count = ranks * (self.dp or 1) if count is None else count
@@ -330,22 +376,20 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         zero = self._zero(dp * sizes["cp"])
         parallel = sizes["tp"] > 1 if self.sequence_parallel is None else self.sequence_parallel
         filled |= {"zero": zero} if self.zero is None and self.distributed_optimizer is None else {}
-        more: dict[str, Any] = {
-            name: self.value(name) for name in ("cp_comm", "gpus_per_node", "between_nodes") if getattr(self, name)
-        }
-        if self.stage_layers is not None:
-            more["stage_layers"] = _counts(self.stage_layers)
-        return TrainingLayout(
-            **sizes, dp=dp, zero=zero, sequence_parallel=parallel and sizes["tp"] > 1,
-            micro_batches=batch // (dp * micro), overlap=self.overlap is not False, **self._schedule(model), **more,
+        more: dict[str, Any] = {} if self.stage_layers is None else {"stage_layers": _counts(self.stage_layers)}
+        return replace(
+            self._base(), **sizes, dp=dp, zero=zero, sequence_parallel=parallel and sizes["tp"] > 1,
+            micro_batches=batch // (dp * micro), **self._schedule(model), **more,
         )  # fmt: skip
 
     def _zero(self, replicas: int) -> int:
+        from kernelcast.stacks.training_stack import training_stack
+
         if self.zero is not None:
             return self.zero
         if replicas == 1 or self.distributed_optimizer is False:
             return 0
-        return 3 if self.value("stack") == "fsdp" and self.distributed_optimizer is None else 1
+        return 1 if self.distributed_optimizer else training_stack(self.value("stack")).zero
 
     def _schedule(self, model: Architecture) -> dict[str, Any]:
         """Of a pipeline: its order, and the parts of the model on a stage."""
@@ -401,15 +445,14 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         targets = _mapped(_TARGETS, self.lora_targets) if self.lora_targets else LORA_TARGETS
         return Lora(self.lora_rank or 16, targets, "int4" if self.qlora else "")
 
-    def _best(self, job: TrainingJob) -> TrainingJob:
-        raise NotImplementedError
-
     def _whole(self, step: Any, filled: dict[str, Any], unread: tuple[str, ...]) -> TrainingRun:
         from kernelcast.hardware.prices import read_prices
         from kernelcast.training.run import Failures, TrainingRun
 
         prices = read_prices(self.prices, self.price or (), self.price_kind) if self.tokens else {}
-        failures = Failures(self.checkpoint_every or 0, self.checkpoint_s, self.mtbf or 0.0, self.restart_s)
+        failures = Failures(
+            self.checkpoint_every or 0, self.checkpoint_s, self.mtbf or 0.0, self.restart_s, self.jitter
+        )
         return TrainingRun(step, self.tokens, prices.get(step.job.gpu.known_as), failures, filled, unread)
 
 

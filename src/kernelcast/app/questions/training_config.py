@@ -109,18 +109,18 @@ def _arguments(path: Path) -> Iterator[tuple[str, Any]]:
     text = re.sub(r"(^|\s)#.*", "", text)
     variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(text)}
 
-    def resolved(word: str) -> str:
+    def resolved(flag: str) -> str:
         for _ in range(4):  # of a variable of a variable
-            word = _VARIABLE.sub(lambda m: variables.get(m[1]) or m[2] or "", word)
-        return word
+            flag = _VARIABLE.sub(lambda m: variables.get(m[1]) or m[2] or "", flag)
+        return flag
 
     for line in text.replace("\\\n", " ").splitlines():
-        words = [resolved(word).strip("()\"';") for word in line.replace("(", " ").split()]
-        for at, word in enumerate(words):
-            if not re.fullmatch(r"--[a-z][\w.-]*(=.*)?", word):
+        flags = [resolved(flag).strip("()\"';") for flag in line.replace("(", " ").split()]
+        for at, flag in enumerate(flags):
+            if not re.fullmatch(r"--[a-z][\w.-]*(=.*)?", flag):
                 continue
-            name, equals, value = word[2:].partition("=")
-            rest = [] if equals else itertools.takewhile(lambda each: not each.startswith("--"), words[at + 1 :])
+            name, equals, value = flag[2:].partition("=")
+            rest = [] if equals else itertools.takewhile(lambda each: not each.startswith("--"), flags[at + 1 :])
             values = [value] if equals else [each for each in rest if each and " " not in each]
             yield name.replace("-", "_"), values[0] if len(values) == 1 else values or True
 
@@ -147,14 +147,18 @@ def _joined(found: dict[str, Any], path: Path, known: Collection[str]) -> dict[s
         result["gradients"] = "fp32" if taken["fp32_gradients"] else "bf16"
     if taken.get("recompute_activations"):
         result.setdefault("recompute", "selective")
+    if path.suffix.lower() == ".toml" and "stack" in known:
+        result["stack"] = "torchtitan" if taken.get("compile") else "torchtitan_eager"
+    if result.get("recompute") == "selective" and taken.get("selective_option") == "op":
+        result["recompute"] = "layernorm,mlp_act"  # products and attention are kept
     if taken.get("deepep"):
         result["dispatcher"] = "deepep"
     if isinstance(taken.get("packed"), bool) and not taken["packed"]:
         result.pop("packed", None)
     if "mtp" in taken:
         result["mtp"] = bool(taken["mtp"])
-    if isinstance(taken.get("cuda_graphs"), str):
-        result["cuda_graphs"] = taken["cuda_graphs"].lower() not in ("none", "false", "")
+    if isinstance(taken.get("cuda_graphs"), bool):
+        result["cuda_graphs"] = "full" if taken["cuda_graphs"] else "none"
     for name in ("recompute_modules", "lora_targets"):
         if isinstance(taken.get(name), list):
             result[name] = ",".join(str(each) for each in taken[name])
@@ -173,8 +177,8 @@ def _plain(value: Any) -> Any:
 
 
 _TEXTS = ("precision", "recompute", "recompute_method", "recompute_modules", "schedule", "cp_comm", "dispatcher",
-          "optimizer", "lora_targets", "gradients", "model", "gpus", "stack")  # fmt: skip
-_SWITCHES = ("sequence_parallel", "distributed_optimizer", "overlap", "tp_overlap", "expert_overlap", "cuda_graphs",
+          "cuda_graphs", "optimizer", "lora_targets", "gradients", "model", "gpus", "stack")  # fmt: skip
+_SWITCHES = ("sequence_parallel", "distributed_optimizer", "overlap", "tp_overlap", "expert_overlap",
              "mtp", "packed", "offload_optimizer")  # fmt: skip
 
 

@@ -33,13 +33,15 @@ from kernelcast.search.compare.training import TrainingComparison, TrainingForec
 
 def print_training(comparison: TrainingComparison, price_kind: str) -> None:
     """The order first, then what does not fit, and what prices and figures rest on."""
-    scenario, trace = comparison.scenario, comparison.scenario.trace
-    size = plural(trace.tokens, "token") if trace.tokens else plural(trace.samples, "sample")
+    scenario = comparison.scenario
+    tokens, samples = scenario.pass_tokens, scenario.pass_samples
+    size = plural(tokens, "token") if tokens else plural(samples, "sample")
     most = plural(scenario.max_gpus, "equal GPU")
     layout = scenario.layout.label if scenario.layout else f"the best layout of up to {most}"
-    show(Text.assemble((trace.name, "bold cyan"), f"  training, {size} a pass, {digits(trace.parameters)} parameters"),
-         *built_lines(trace.built), f"{layout}; {_whole_text(comparison)} in all", "", _training_table(comparison),
-         "")  # fmt: skip
+    how = f"  training, {size} a pass, {digits(scenario.parameters)} parameters"
+    name = Text.assemble((scenario.name, "bold cyan"), how)
+    show(name, *built_lines(scenario.built), f"{layout}; {_whole_text(comparison)} in all", "",
+         _training_table(comparison), "")  # fmt: skip
     show(*(f"no         {gpu_text(row.gpu)}: {row.why}" for row in comparison.rows if row.best is None))
     print_basis(comparison, price_kind, {forecast.step.support for forecast in comparison.fitting})
 
@@ -52,7 +54,7 @@ def _training_table(comparison: TrainingComparison) -> Any:
             f"{time_text(forecast.interval.low, 3)}-{time_text(forecast.interval.high, 3)}",
             digits(forecast.units_per_s, 3), digits(forecast.hours / 24, 3), money(forecast.usd),
             megajoules(forecast.joules),
-            digits(forecast.step.memory.used_bytes / 2**30, 3), bottleneck(forecast),
+            digits(forecast.memory.used_bytes / 2**30, 3), bottleneck(forecast),
             SHORT[forecast.step.support],
         )
         for forecast in comparison.fitting
@@ -72,13 +74,13 @@ def _whole_text(comparison: TrainingComparison) -> str:
 def fields(comparison: TrainingComparison, price_kind: str) -> dict[str, Any]:
     scenario = comparison.scenario
     values = {
-        "model": scenario.trace.name,
+        "model": scenario.name,
         "mode": "training",
         "by": scenario.by or "dollars, then samples a second and GPU",
         "max_gpus": scenario.max_gpus,
         scenario.unit: scenario.whole,
         "price_kind": price_kind,
-        **({"built": scenario.trace.built} if scenario.trace.built else {}),
+        **({"built": scenario.built} if scenario.built else {}),
         "rows": [row_fields(rank, row, _training_fields) for rank, row in enumerate(comparison.rows, start=1)],
     }
     return dict(plain(values))
@@ -92,9 +94,10 @@ def _training_fields(forecast: TrainingForecast) -> dict[str, Any]:
         f"{unit}_per_s": forecast.units_per_s,
         f"{unit}_per_s_per_gpu": forecast.units_per_s / forecast.gpus,
         **attributes(forecast, "hours", "usd"),
-        **attributes(step, "mfu", "launch_bound", "support", memory_bytes="memory.used_bytes"),
+        **attributes(step, "mfu", "support"),
+        **attributes(forecast, "launch_bound", memory_bytes="memory.used_bytes"),
         **interval_fields("joules", forecast.joules),
-        "memory": step.memory.fields("gpu_bytes"),
+        "memory": forecast.memory.fields("gpu_bytes"),
     }
 
 
@@ -119,7 +122,7 @@ def write_plot(comparison: TrainingComparison, path: Path) -> None:
             axes.annotate(f"{forecast.layout.label}, {cost}", (rate + up, at), textcoords="offset points",
                           xytext=(5, 0), va="center", fontsize=8, color="#4a5568")  # fmt: skip
         axes.set_xlabel(f"{comparison.scenario.unit}/s a GPU, 80% interval; cost of {_whole_text(comparison)}")
-        axes.set_title(f"{comparison.scenario.trace.name}, training", fontsize=10)
+        axes.set_title(f"{comparison.scenario.name}, training", fontsize=10)
         axes.set_xlim(0, 1.45 * max(rate + up for rate, up in zip(rates, above, strict=True)))
         axes.spines[["top", "right"]].set_visible(False)
         figure.tight_layout()

@@ -24,6 +24,7 @@ from kernelcast.app.report.text import (
     title,
 )
 from kernelcast.schedule import EvidenceSummary, Memory
+from kernelcast.search.training import LayoutSearch
 from kernelcast.training.run import TrainingRun
 
 # What each part of a step is
@@ -40,6 +41,7 @@ PARTS = {
     "offload": "transfers to the host that are not hidden",
     "host": "waiting for the host to launch, and what it does between steps",
 }
+_LISTED, _SHOWN = 20, 8  # layouts of a search in JSON, as text
 _SIZES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "zero", "sequence_parallel", "micro_batches", "schedule",
           "virtual_stages", "overlap", "gpus_per_node", "between_nodes")  # fmt: skip
 
@@ -64,11 +66,12 @@ def fields(run: TrainingRun) -> dict[str, Any]:
         "stages": [stage.fields("used_bytes") for stage in memory.stages],
         "fits": bool(memory.fits),
         "run": _run_fields(run),
+        "search": _search_fields(run.search),
         **support_fields(step.supports),
         "evidence": EvidenceSummary.of(step.kernels).to_dict(),
         "answered_as": dict(run.answered_as),
         "unread": list(run.unread),
-        "predictor": step.times.conditions.predictor,
+        "predictor": step.times.predictor,
     }  # fmt: skip
 
 
@@ -83,6 +86,18 @@ def _run_fields(run: TrainingRun) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def _search_fields(search: LayoutSearch | None) -> dict[str, Any] | None:
+    if search is None:
+        return None
+    listed = [
+        {"layout": attributes(each.job.layout, *_SIZES), "micro_batch": each.job.micro_batch,
+         "recompute": each.job.recompute.mode, **interval_fields("time_s", each.interval),
+         "memory_bytes": each.memory.peak_bytes, "support": each.support}
+        for each in search.ranked[:_LISTED]
+    ]  # fmt: skip
+    return attributes(search, "tried", "too_large", "slower", "lead") | {"close": len(search.close), "ranked": listed}
+
+
 def print_run(run: TrainingRun) -> None:
     """The step first, where its time goes, memory, the run, and the evidence."""
     step, job = run.step, run.step.job
@@ -90,10 +105,28 @@ def print_run(run: TrainingRun) -> None:
     show(title(job.model.name, "  training", f"{job.gpus:,} x {job.gpu.name}" if job.gpus > 1 else job.gpu.name, how))
     show(f"{job.layout.label}; {plural(job.global_batch, 'sequence')} of {job.seq:,} tokens a step, "
          f"{job.micro_batch} in a micro-batch", "")  # fmt: skip
+    if run.search:
+        show(*_search(run.search))
     show(times_table(_figures(run)), "", _parts(run), "", _kernels(run), "", _memory(run), "")
     show(*_memory_lines(run), *_run_lines(run))
-    show(*support_lines(step.supports, step.times.conditions.predictor),
+    show(*support_lines(step.supports, step.times.predictor),
          *evidence_lines(EvidenceSummary.of(step.kernels)), *_notes(run))  # fmt: skip
+
+
+def _search(search: LayoutSearch) -> list[Any]:
+    """The fastest layouts, and how sure their order is."""
+    rows = [
+        (time_text(each.time_s), *(str(getattr(each.job.layout, name)) for name in ("dp", "tp", "pp", "cp", "ep")),
+         str(each.job.layout.virtual_stages), str(each.job.micro_batch), each.job.recompute.mode,
+         digits(each.memory.peak_bytes / 2**30, 3))
+        for each in search.ranked[:_SHOWN]
+    ]  # fmt: skip
+    heads = ("step", "dp", "tp", "pp", "cp", "ep", "virtual", "micro-batch", "recompute", "GiB")
+    counts = f"{search.tried:,} layouts, {search.too_large:,} do not fit, {search.slower:,} cannot be faster"
+    lines = [f"searched   {counts}; {plural(len(search.close), 'other')} may be as fast, by the forecast's interval"]
+    if surer := search.surer:
+        lines.append(f"surer      {surer.job.layout.label}: {time_text(surer.time_s)}, with better evidence")
+    return [plain_table(*heads, right=(*heads[:8], "GiB"), rows=rows), "", *lines, ""]
 
 
 def _extras(run: TrainingRun) -> list[str]:
@@ -105,7 +138,7 @@ def _extras(run: TrainingRun) -> list[str]:
     return [
         *words,
         *([job.optimizer] if job.optimizer != "adamw" else []),
-        *(["CUDA graphs"] if job.cuda_graphs else []),
+        *([f"{job.cuda_graphs} CUDA graphs"] if job.cuda_graphs else []),
     ]
 
 
@@ -148,7 +181,10 @@ def _memory(run: TrainingRun) -> Any:
     shown: list[tuple[int, Memory]] = [(at, memory.stages[at]) for at in sorted(stages)]
     heads = [f"stage {at}" if len(memory.stages) > 1 else "GiB" for at, _ in shown]
     names = [name for name in memory.parts if any(stage.parts.get(name, 0) >= 2**20 for _, stage in shown)]
-    rows = [(name, *(digits(stage.parts.get(name, 0.0) / 2**30, 3) for _, stage in shown)) for name in names]
+    rows = [
+        (name.replace("_", " "), *(digits(stage.parts.get(name, 0.0) / 2**30, 3) for _, stage in shown))
+        for name in names
+    ]
     rows.append(("peak", *(digits(float(stage.used_bytes) / 2**30, 3) for _, stage in shown)))
     return plain_table("memory, GiB a GPU", *heads, right=heads, rows=rows)
 
@@ -171,8 +207,8 @@ def _run_lines(run: TrainingRun) -> Iterator[str]:
         watts = energy.value / step.time_s / job.gpus
         yield f"energy     {joules_text(energy.value)} a step, {watts:,.0f} W a GPU while it runs"
     if run.goodput < 1:
-        yield (f"goodput    {percent(run.goodput)} of the time goes into steps that are kept: a checkpoint every "
-               f"{plural(run.failures.every, 'step')}, failures")  # fmt: skip
+        every = f"; a checkpoint every {plural(run.failures.every, 'step')}" if run.failures.every else ""
+        yield f"goodput    {percent(run.goodput)} of the time goes into steps that are kept{every}"
     if run.tokens is None or run.hours is None:
         return
     days, hours = run.hours * (1 / 24), run.hours

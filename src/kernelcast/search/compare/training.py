@@ -1,4 +1,5 @@
-"""A traced training step on many GPUs: traced once, forecast on each, and what a whole training run costs."""
+"""A training step on many GPUs: of a transformer at its fastest layout, of any model as it was traced once; and what a
+whole training run costs."""
 
 from __future__ import annotations
 
@@ -6,21 +7,29 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kernelcast.errors import DoesNotFit, KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import read_prices
+from kernelcast.models.architecture import Architecture
 from kernelcast.results import HtmlRepr, Interval
+from kernelcast.schedule import Memory
 from kernelcast.search.compare.candidates import ComparisonRow, Scenario, chosen_gpus
 from kernelcast.search.compare.compare import Renamed, bound_shares, energy_of_run, rank_key
+from kernelcast.search.training import SearchSpace, search_layouts
 from kernelcast.tracing.traced import Trace
+from kernelcast.training.job import TrainingJob
+from kernelcast.training.job_memory import check_fits
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import step_memory
+from kernelcast.training.run import TrainingRun
 from kernelcast.training.scale import ScaledStep, scale
-from kernelcast.training.step import STEP, Step, run_step
+from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
+from kernelcast.training.transformer_step import TrainingForecast as JobForecast
+from kernelcast.training.transformer_step import forecast
 
 TOKENS, SAMPLES = 1e12, 1e6  # of a training run, by default
 SINGLE_GPU = TrainingLayout()
@@ -28,39 +37,149 @@ TrainingRow = ComparisonRow["TrainingForecast"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingScenario(Scenario):
-    """``layout`` None: the better of one GPU and ``max_gpus`` data-parallel ones at the lowest ZeRO stage that fits
-    (from 1); tensor parallel where none fits, or by latency. ``tokens`` or ``samples``: of the whole training run.
-    ``how``: of a step (tf32, graph, the host)."""
+class WholeTraining(Scenario):
+    """``tokens`` or ``samples``: of the whole training run. ``layout`` None: the best is found."""
 
-    trace: Trace
     layout: TrainingLayout | None = None
     tokens: float | None = None
     samples: float | None = None
     conditions: Conditions = STEP
-    how: Mapping[str, Any] = field(default_factory=dict)
+
+    name: ClassVar[str]
+    pass_tokens: ClassVar[int]  # of one rank's pass
+    pass_samples: ClassVar[int]
+    parameters: ClassVar[int]
+    built: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trace.mode != "training":
-            raise KernelcastError(f"{self.trace.name} is no trace of a training step; trace it with mode='training'")
         if self.tokens is not None and self.samples is not None:
             raise KernelcastError("give `tokens` or `samples` of the training, not both")
         for name in ("tokens", "samples"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise KernelcastError(f"`{name}` is a number above 0, not {value:g}")
-        if self.tokens is not None and not self.trace.tokens:
-            raise KernelcastError(f"{self.trace.name} reads no tokens: give `samples`")
 
     @property
     def unit(self) -> str:
-        return "samples" if self.samples is not None or not self.trace.tokens else "tokens"
+        return "samples" if self.samples is not None or not self.pass_tokens else "tokens"
 
     @property
     def whole(self) -> float:
         """Tokens or samples of the training run."""
         return self.samples or self.tokens or (TOKENS if self.unit == "tokens" else SAMPLES)
+
+    def forecasts(self, gpu: Gpu) -> tuple[list[TrainingForecast], tuple[float, int]]:
+        """Of each number of GPUs the best that fits; and the bytes and GPUs of what comes nearest."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerScenario(WholeTraining):
+    """A transformer whose layers are known: the fastest layout of one GPU and of ``max_gpus``. ``batch``: sequences
+    of a GPU in a step. ``settings``: other fields of a ``TrainingJob``."""
+
+    model: Architecture
+    batch: int
+    seq: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.model.name
+
+    @property
+    def pass_tokens(self) -> int:  # type: ignore[override]
+        return self.batch * self.seq
+
+    @property
+    def pass_samples(self) -> int:  # type: ignore[override]
+        return self.batch
+
+    @property
+    def parameters(self) -> int:  # type: ignore[override]
+        return self.model.parameters.total
+
+    def forecasts(self, gpu: Gpu) -> tuple[list[TrainingForecast], tuple[float, int]]:
+        found: list[TrainingForecast] = []
+        least = (math.inf, 1)
+        for count in dict.fromkeys((1, self.max_gpus) if self.layout is None else (self.layout.gpus,)):
+            try:
+                step = self._best(gpu, count)
+            except DoesNotFit as error:
+                least = min(least, (error.memory.peak_bytes, count)) if error.memory else least
+                continue
+            found.append(TrainingForecast(self, gpu, step.job.layout, step))
+        return found, least
+
+    def _best(self, gpu: Gpu, count: int) -> JobForecast:
+        if self.layout is None:
+            settings = dict(self.settings)
+            again = settings.pop("recompute", None)
+            space = SearchSpace(recompute=(again,) if again else ())
+            return search_layouts(self.model, gpu, count, global_batch=self.batch * count, seq=self.seq, space=space,
+                                  conditions=self.conditions, **settings).best  # fmt: skip
+        job = TrainingJob(model=self.model, gpu=gpu, layout=self.layout, seq=self.seq, micro_batch=self.batch,
+                          **self.settings)  # fmt: skip
+        check_fits(job)
+        return forecast(job, self.conditions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingScenario(WholeTraining):
+    """A traced step. ``layout`` None: the better of one GPU and ``max_gpus`` data-parallel ones at the lowest ZeRO
+    stage that fits (from 1); tensor parallel where none fits, or by latency. ``how``: of a step (tf32, graph, the
+    host)."""
+
+    trace: Trace
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trace.mode != "training":
+            raise KernelcastError(f"{self.trace.name} is no trace of a training step; trace it with mode='training'")
+        if self.tokens is not None and not self.trace.tokens:
+            raise KernelcastError(f"{self.trace.name} reads no tokens: give `samples`")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.trace.name
+
+    @property
+    def pass_tokens(self) -> int:  # type: ignore[override]
+        return self.trace.tokens
+
+    @property
+    def pass_samples(self) -> int:  # type: ignore[override]
+        return self.trace.samples
+
+    @property
+    def parameters(self) -> int:  # type: ignore[override]
+        return self.trace.parameters
+
+    @property
+    def built(self) -> Mapping[str, Any]:  # type: ignore[override]
+        return self.trace.built
+
+    def forecasts(self, gpu: Gpu) -> tuple[list[TrainingForecast], tuple[float, int]]:
+        times = Times(gpu, self.conditions)
+        fitting: list[TrainingForecast] = []
+        least: tuple[float, int] = (math.inf, 1)
+        refused: KernelcastError | None = None
+        for alternatives in self.layouts():
+            for layout in alternatives:
+                try:
+                    found, used_bytes = _forecast(self, gpu, layout, times)
+                except KernelcastError as error:  # it cannot be sharded so, or the GPU lacks the format
+                    refused = refused or error
+                    continue
+                if found is not None:
+                    fitting.append(found)
+                    break
+                least = min(least, (used_bytes, layout.gpus))
+        if refused and not fitting:
+            raise refused
+        return fitting, least
 
     def layouts(self) -> list[list[TrainingLayout]]:
         """Layouts to try; of each list the first that fits."""
@@ -79,10 +198,10 @@ class TrainingScenario(Scenario):
 class TrainingForecast(Renamed):
     """A step on a GPU type, and what the training run takes of it."""
 
-    scenario: TrainingScenario
+    scenario: WholeTraining
     gpu: Gpu
     layout: TrainingLayout
-    step: Step | ScaledStep
+    step: Step | ScaledStep | JobForecast
 
     @property
     def gpus(self) -> int:
@@ -95,6 +214,8 @@ class TrainingForecast(Renamed):
     @property
     def per_step(self) -> int:
         """Tokens or samples of a step."""
+        if isinstance(self.step, JobForecast):
+            return self.step.job.global_batch if self.scenario.unit == "samples" else self.step.job.tokens
         trace = self.step.trace
         return (trace.samples if self.scenario.unit == "samples" else trace.tokens) * self.step.passes
 
@@ -113,16 +234,28 @@ class TrainingForecast(Renamed):
 
     @property
     def joules(self) -> Interval | None:
-        energy = energy_of_run(self.step)
+        energy = TrainingRun(self.step).step_energy if isinstance(self.step, JobForecast) else energy_of_run(self.step)
         return None if energy is None else energy * (self.scenario.whole / self.per_step)
 
     @property
     def bound_by(self) -> dict[str, float]:
         """Pipelines by the share of kernel time that they bind; the host by its share of the step."""
         shares = bound_shares((share.bound_by, share.time_s) for share in self.step.shares)
-        if self.step.launch_bound:
-            shares["host"] = self.step.idle_s / self.step.time_s
+        if self.launch_bound:
+            step = self.step
+            idle_s = step.parts_s["host"] if isinstance(step, JobForecast) else step.idle_s
+            shares["host"] = idle_s / step.time_s
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    @property
+    def launch_bound(self) -> bool:
+        step = self.step
+        return step.parts_s["host"] > LAUNCH_BOUND * step.time_s if isinstance(step, JobForecast) else step.launch_bound
+
+    @property
+    def memory(self) -> Memory:
+        """Of the fullest GPU."""
+        return self.step.memory.fullest if isinstance(self.step, JobForecast) else self.step.memory
 
     @property
     def order(self) -> tuple[float, ...]:
@@ -134,7 +267,7 @@ class TrainingForecast(Renamed):
 class TrainingComparison(HtmlRepr, Renamed):
     """Rows in order, those that do not fit last."""
 
-    scenario: TrainingScenario
+    scenario: WholeTraining
     rows: tuple[TrainingRow, ...]
 
     @property
@@ -143,7 +276,7 @@ class TrainingComparison(HtmlRepr, Renamed):
 
 
 def compare_training(
-    trace: Trace,
+    trace: Trace | None = None,
     gpus: str | Sequence[str] = "all",
     *,
     what_if: Sequence[str] = (),
@@ -152,43 +285,29 @@ def compare_training(
     price_kind: str = "on_demand",
     **parameters: Any,
 ) -> TrainingComparison:
-    """Every GPU at its best layout to train with ``trace`` (a training step), in order; refuses a step that fits on
-    none. ``parameters``: other fields of ``TrainingScenario``."""
-    scenario = TrainingScenario(
-        trace=trace, gpus=chosen_gpus(gpus, what_if), prices=read_prices(prices, price, price_kind), **parameters
-    )
+    """Every GPU at its best layout to train with ``trace`` (a training step), or without one a transformer (``model``,
+    ``batch``, ``seq``), in order; refuses a step that fits on none. ``parameters``: other fields of the scenario."""
+    among = {"gpus": chosen_gpus(gpus, what_if), "prices": read_prices(prices, price, price_kind), **parameters}
+    scenario = TransformerScenario(**among) if trace is None else TrainingScenario(trace=trace, **among)
     rows = [_row(scenario, gpu) for gpu in scenario.gpus]
     if not any(row.best for row in rows):
         roomy = max(rows, key=lambda row: row.gpu.dram_bytes)
         error = KernelcastError if all(row.refused for row in rows) else DoesNotFit
         raise error(
-            f"a step of {trace.name} fits on no GPU of {len(rows)}: {roomy.gpu.id} {roomy.why}; a smaller "
+            f"a step of {scenario.name} fits on no GPU of {len(rows)}: {roomy.gpu.id} {roomy.why}; a smaller "
             f"`batch`, `checkpointing` or more GPUs (`max_gpus`; or `dp` with `zero` 3, `tp`, `pp`) need less of each"
         )
     rows.sort(key=lambda row: row.best.order if row.best else (math.inf,))
     return TrainingComparison(scenario, tuple(rows))
 
 
-def _row(scenario: TrainingScenario, gpu: Gpu) -> TrainingRow:
-    times = Times(gpu, scenario.conditions)
-    fitting: list[TrainingForecast] = []
-    least: tuple[float, int] = (math.inf, 1)  # bytes of the layout that comes nearest, and its GPUs
-    refused = ""
-    for alternatives in scenario.layouts():
-        for layout in alternatives:
-            try:
-                forecast, used_bytes = _forecast(scenario, gpu, layout, times)
-            except KernelcastError as error:  # it cannot be sharded so, or the GPU lacks the format
-                refused = refused or str(error)
-                continue
-            if forecast is not None:
-                fitting.append(forecast)
-                break
-            least = min(least, (used_bytes, layout.gpus))
+def _row(scenario: WholeTraining, gpu: Gpu) -> TrainingRow:
+    try:
+        fitting, least = scenario.forecasts(gpu)
+    except KernelcastError as error:
+        return ComparisonRow(gpu, None, f"cannot run it: {error}", refused=True)
     if fitting:
         return ComparisonRow(gpu, min(fitting, key=lambda forecast: forecast.order), meets=True)
-    if refused:
-        return ComparisonRow(gpu, None, f"cannot run it: {refused}", refused=True)
     need, has = least[0] / 2**30, gpu.dram_bytes / 2**30
     return ComparisonRow(gpu, None, f"needs {need:.1f} GiB a GPU on {least[1]} of them, has {has:.1f}")
 
