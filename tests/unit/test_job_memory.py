@@ -341,7 +341,7 @@ def jobs(draw: st.DrawFn) -> TrainingJob:
     size = st.sampled_from([1, 2, 4])
     pp = draw(size)
     virtual = draw(st.sampled_from([1, 2])) if pp > 1 else 1
-    schedule = "interleaved" if virtual > 1 else draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "dualpipe"]))
+    schedule: Any = "interleaved" if virtual > 1 else draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "dualpipe"]))
     tp, dp, cp = draw(size), draw(size), draw(size)
     layout = TrainingLayout(
         dp=dp, tp=tp, cp=cp, pp=pp, ep=draw(st.sampled_from([1, dp])), schedule=schedule, virtual_stages=virtual,

@@ -346,7 +346,8 @@ def test_a_type_without_code_is_built_as_the_class_that_it_names(tmp_path: Path)
     raw = bundled("kimi-k2") | SMALL
     small = {"num_hidden_layers": 2, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
              "moe_intermediate_size": 32, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
-             "qk_rope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 2, "n_group": 1, "topk_group": 1}  # fmt: skip
+             "qk_rope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 2, "n_group": 1,
+             "topk_group": 1}  # fmt: skip
     built = build(TraceRequest(config(tmp_path, raw | small), 1, 16))
     assert type(built.model).__name__ == "DeepseekV3ForCausalLM"
     assert "model_type kimi_k2: built as DeepseekV3ForCausalLM" in str(built.summary)
