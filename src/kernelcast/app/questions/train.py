@@ -376,7 +376,7 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         zero = self._zero(dp * sizes["cp"])
         parallel = sizes["tp"] > 1 if self.sequence_parallel is None else self.sequence_parallel
         filled |= {"zero": zero} if self.zero is None and self.distributed_optimizer is None else {}
-        more = {} if self.stage_layers is None else {"stage_layers": _counts(self.stage_layers)}
+        more: dict[str, Any] = {} if self.stage_layers is None else {"stage_layers": _counts(self.stage_layers)}
         return replace(
             self._base(), **sizes, dp=dp, zero=zero, sequence_parallel=parallel and sizes["tp"] > 1,
             micro_batches=batch // (dp * micro), **self._schedule(model), **more,
