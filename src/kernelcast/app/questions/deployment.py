@@ -228,13 +228,16 @@ class ClusterParameters(Question):
 def check_formats(formats: Precision, gpu: Gpu) -> None:
     """Refuse formats that a GPU has no arithmetic for; warn of those that engines run as others."""
     from kernelcast.models.precision import WEIGHT_ONLY
-    from kernelcast.ops.dtypes import supports_dtype
+    from kernelcast.ops.dtypes import matmul_pipe
 
     run = formats.on(gpu)
     for name in dict.fromkeys((run.between, run.weights, run.mlp_weights, run.expert_weights)):
-        if not supports_dtype(gpu, run.runs(name, gpu)):
-            instead = f"`quantization` {name} stores weights so" if name in WEIGHT_ONLY else "take `dtype` fp16"
-            raise KernelcastError(f"{gpu.id} has no {name} matrix arithmetic: {instead}")
+        try:
+            matmul_pipe(gpu, run.runs(name, gpu))
+        except KernelcastError as error:
+            weights = f"with `quantization` {name} weights alone are {name}, as engines run it there"
+            hint = weights if name in WEIGHT_ONLY else "give `dtype` fp16"
+            raise KernelcastError(f"{error}; {hint}") from None
     if run != formats:
         warn(f"{gpu.id} has no bf16 arithmetic: forecast in fp16, which engines fall back to")
 
