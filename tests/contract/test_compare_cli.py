@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from running import Run, instead, strict
 
-SMALL = ("compare", "llama-3.1-8b", "--gpus", "h100_sxm,h200_nvl,t4", "--batch", "4", "--max-gpus", "2")
+SMALL = ("compare", "llama-3.1-8b", "--gpus", "h100_sxm,h200_nvl,p4", "--batch", "4", "--max-gpus", "2")
 
 
 def test_the_order_comes_first(run: Run, tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_the_order_comes_first(run: Run, tmp_path: Path) -> None:
     code, out, err = run(*SMALL, "--what-if", "dram_bytes_per_s*1.5", "--sensitivity", "--plot", picture)
     assert (code, err) == (0, "") and picture.stat().st_size > 10_000
     for told in ("one batch of 4; up to 2 equal GPUs", "as the checkpoint is", "TPOT ms (80%)", "best       cheapest: ",
-                 "[1]        with dram_bytes_per_s*1.5", "no         t4, t4 [1]: has no bf16 arithmetic",
+                 "[1]        with dram_bytes_per_s*1.5", "no         p4, p4 [1]: needs 8.7 GiB a GPU on 2 of them",
                  "1% more of it buys tokens a dollar", "DRAM bandwidth", "no price   h200_nvl"):  # fmt: skip
         assert told in out, told
     assert max(len(line) for line in out.splitlines()) <= 100
@@ -72,7 +72,7 @@ def test_as_data(run: Run) -> None:
     assert first["tokens_per_s_per_gpu"] == pytest.approx(first["tokens_per_s"] / first["gpus"])
     assert sum(first["bound_shares"].values()) == pytest.approx(1) and first["support"] in ("seen", "near")
     assert unpriced["price"] is None and unpriced["usd_per_million_tokens"] is None
-    assert not unfit["fits"] and "no bf16" in unfit["why"]
+    assert not unfit["fits"] and "needs 8.7 GiB a GPU on 2" in unfit["why"]
     assert found["sensitivity"][0]["percent_per_percent"]["DRAM bandwidth"] > 0
 
 

@@ -122,6 +122,7 @@ FILES: dict[str, dict[str, Callable[[Path], None]]] = {
     "README.md": {"my_gpu.toml": my_gpu, "bench.json": bench},
     "docs/calibration.md": {"measured.csv": measured, "calls.csv": calls},
     "docs/howto/engineer.md": {"bench.json": bench},
+    "docs/howto/recipes.md": {"bench.json": bench},
     "docs/infer.md": {"requests.csv": batch},
     "docs/load.md": {"vllm-result.json": bench},
     "docs/new-gpu.md": {"odd.toml": odd_gpu},

@@ -145,7 +145,9 @@ def test_formats_are_those_that_a_gpu_has() -> None:
     assert len(found.rows) == 3 * 5
     own = kc.compare(SMALL, "h100_sxm,t4")
     assert best(own, "h100_sxm").deployment.precision.label == "bf16"
-    assert rows(own)["t4"].best is None and "no bf16" in rows(own)["t4"].why
+    assert best(own, "t4").deployment.precision.label == "fp16"  # as engines fall back to
+    asked = rows(kc.compare(SMALL, "t4,l4", formats="fp8"))["t4"]
+    assert asked.best is None and "no fp8" in asked.why
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:

@@ -59,7 +59,7 @@ def test_every_name_is_of_a_parameter_and_of_no_other() -> None:
         ("--pipeline-parallel-size 2", "--pp 2"), ("-pp 2", "--pp 2"), ("--data-parallel-size 2", "--dp 2"),
         ("--kv-cache-dtype fp8_e4m3", "--kv-dtype fp8"), ("--kv_cache_dtype auto", ""),
         ("--dtype bfloat16", "--dtype bf16"), ("--dtype half", "--dtype fp16"), ("--dtype auto", ""),
-        ("--quantization fp8", "--dtype fp8"), ("-q awq", "--dtype int4"), ("--dtype float16 -q gptq", "--dtype int4"),
+        ("--quantization fp8", "--dtype fp8"), ("-q awq", "--dtype int4"), ("--dtype bfloat16 -q gptq", "--dtype int4"),
         ("--max-num-batched-tokens 32", "--chunk 32"), ("--chunked-prefill-size 32", "--chunk 32"),
         ("--chunked-prefill-size -1", "--chunk 0"), ("--max_num_tokens 32", "--chunk 32"),
         ("--max-num-seqs 8", ""), ("--max-model-len 4096", ""), ("--context-length 4096", ""),
@@ -119,9 +119,49 @@ def test_quantization_is_that_of_the_checkpoint_or_refused(run: Run) -> None:
     assert "are two formats" in refused(run, "infer llama-3.2-1b --gpu h100_sxm --dtype fp8 -q awq")
 
 
-def test_a_16_bit_dtype_of_a_quantized_checkpoint_is_said(run: Run) -> None:
-    code, _, err = run("infer", "llama-3.1-8b-fp8", "--gpu", "h100_sxm", "--dtype", "bfloat16")
-    assert code == 0 and "is stored in fp8: --dtype bf16 forecasts its weights in bf16" in err
+def test_a_16_bit_dtype_of_a_quantized_checkpoint_is_of_activations(run: Run) -> None:
+    line = ["infer", "llama-3.1-8b-fp8", "--gpu", "h100_sxm", "--json"]
+    code, out, err = run(*line, "--dtype", "bfloat16")
+    assert code == 0 and "is stored in fp8: --dtype bf16 is of activations, as in engines" in err
+    assert json.loads(out)["memory_bytes"] == told(run, *line)["memory_bytes"]
+
+
+def test_a_gpu_without_bf16_runs_fp16_as_engines_fall_back_to(run: Run) -> None:
+    line = ("infer", "Qwen/Qwen2.5-7B-Instruct-AWQ", "--gpu", "t4", "--json")
+    code, out, err = run(*line)
+    assert code == 0 and "t4 has no bf16 arithmetic: forecast in fp16" in err
+    assert json.loads(out) == json.loads(run(*line, "--dtype", "half")[1])
+    refusal = run(*line, "--dtype", "bfloat16")[2]
+    assert "t4 has no bf16 matrix arithmetic" in refusal and "give --dtype fp16" in refusal
+    asked = told(run, "infer", "qwen2.5-1.5b", "--gpu", "v100", "--quantization", "awq", "--dtype", "half", "--json")
+    assert asked["precision"] == "int4"
+    assert told(run, "infer", "gpt-oss-20b", "--gpu", "v100", "--json")["precision"] == "fp16, experts mxfp4"
+    rows = told(run, "compare", "Qwen/Qwen2.5-7B-Instruct-AWQ", "--gpus", "t4", "--batch", "2", "--json")["rows"]
+    assert rows[0]["fits"]
+
+
+def test_fp8_that_a_gpu_does_not_multiply_is_of_weights_alone(run: Run) -> None:
+    line = ["infer", "llama-3.1-8b", "--gpu", "a100", "--json"]
+    both = told(run, *line, "--quantization", "fp8"), told(run, *line, "--dtype", "int8_wo")
+    assert both[0]["tpot_s"] == pytest.approx(both[1]["tpot_s"], rel=0.01)
+    assert "with --quantization fp8 weights alone are fp8" in refused(run, "infer llama-3.1-8b --gpu a100 --dtype fp8")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [("TensorRT-LLM", "trtllm"), ("trt-llm", "trtllm"), ("tensorrt_llm", "trtllm"), ("vLLM", "vllm"),
+     ("SGLang", "sglang"), ("PyTorch", "torch")],
+)  # fmt: skip
+def test_engines_as_people_write_them(spelling: str, name: str, run: Run) -> None:
+    line = ["infer", "llama-3.2-1b", "--gpu", "h100_sxm", "--json"]
+    assert told(run, *line, "--backend", spelling) == told(run, *line, "--stack", name)
+
+
+def test_benchmarks_names_of_batch_and_rate(run: Run) -> None:
+    line = ["infer", "llama-3.2-1b", "--gpu", "h100_sxm", "--json"]
+    assert told(run, *line, "--batch-size", "4") == told(run, *line, "--concurrency", "4")
+    load = ["simulate", "llama-3.2-1b", "--gpu", "h100_sxm", "--num-prompts", "20", "--no-intervals", "--json"]
+    assert told(run, *load, "--qps", "8") == told(run, *load, "--request-rate", "8")
 
 
 # ---- what an engine is started with ----
@@ -228,6 +268,10 @@ def test_what_changes_nothing_is_said(run: Run) -> None:
         ("compare llama-3.2-1b --gpus h100_sxm --gpu l40s", "--gpus is given twice: give it once, with commas"),
         ("infer llama-3.2-1b --gpu mi300x --stack trtllm", "TensorRT-LLM runs on NVIDIA GPUs alone"),
         ("simulate llama-3.2-1b --gpu mi300x --stack trtllm --request-rate 2", "take --stack vllm or sglang"),
+        ("infer llama-3.2-1b --gpu l40s --input-len 8k", "--input-len must be a whole number, in digits alone"),
+        ("infer llama-3.2-1b --gpu l40s --request-rate 2", "`kernelcast infer --help` lists all"),
+        ("infer llama-3.1-8b --gpu l40s --draft-tokens 3 --draft-model EAGLE3-LLaMA3.1-Instruct-8B", "draft heads"),
+        ("infer qwen3-30b-a3b --gpu h100 --enable-dp-attention --dp 8 --stack sglang", "give --tp 8, or a multiple"),
     ],
 )  # fmt: skip
 def test_silent_nonsense_is_refused(run: Run, line: str, said: str) -> None:

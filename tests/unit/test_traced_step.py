@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,16 @@ def test_layouts_that_a_config_cannot_have_are_refused_before_tracing(
     monkeypatch.setattr("kernelcast.app.questions.trace.trace_step", lambda *_: pytest.fail("it was traced"))
     assert main(["trace", "gpt2", "--mode", "training", "--gpu", "h100_sxm", *more]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_training_step_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["trace", "gpt2", "--mode", "training", "--seq", "64", "--gpu", "h100_sxm"]) == 0
+    table = capsys.readouterr().out.partition(" part ")[2].partition("memory ")[0]
+    assert "\n element-wise " in table and "\n optimizer " in table  # no name is broken in two
+    assert not re.search(r"^ +\d*%", table, re.MULTILINE)  # nor a share
 
 
 @pytest.mark.parametrize(("words", "text"), [

@@ -21,6 +21,9 @@ from kernelcast.training.step import Step
 # fmt: off
 
 class _InferAliases(TypedDict, total=False):
+    backend: str
+    batch_size: int | None
+    concurrency: int | None
     random_input_len: int | None
     random_output_len: int | None
     q: str | None
@@ -61,6 +64,7 @@ class _SimulateAliases(TypedDict, total=False):
     ep_num_redundant_experts: int
     enable_two_batch_overlap: bool
     enable_dbo: bool
+    backend: str
     q: str | None
     kv_cache_dtype: str | None
     tensor_parallel_size: int
@@ -90,8 +94,11 @@ class _SimulateAliases(TypedDict, total=False):
     speculative_num_draft_tokens: int
     speculative_model: str | None
     speculative_draft_model_path: str | None
+    qps: float | None
+    rps: float | None
     random_input_len: int | None
     random_output_len: int | None
+    concurrency: int | None
     prefix_repetition_num_prefixes: int | None
     prefix_repetition_prefix_len: int | None
     prefix_repetition_suffix_len: int | None
@@ -100,15 +107,21 @@ class _SimulateAliases(TypedDict, total=False):
     gsp_system_prompt_len: int | None
     gsp_question_len: int | None
 class _CompareAliases(TypedDict, total=False):
+    batch_size: int | None
+    concurrency: int | None
     gpu: str | Sequence[str] | None
     request_rate: float | None
+    qps: float | None
+    rps: float | None
     random_input_len: int | None
     random_output_len: int | None
+    backend: str | None
     quantization: str | None
     q: str | None
     kv_cache_dtype: str | None
 class _PlanAliases(TypedDict, total=False):
     gpu: str | None
+    backend: str
     quantization: str | None
     q: str | None
     kv_cache_dtype: str | None
@@ -123,8 +136,11 @@ class _PlanAliases(TypedDict, total=False):
     max_batch_size: str | None
     chunked_prefill_size: str | None
     max_num_tokens: str | None
+    qps: float | None
+    rps: float | None
     random_input_len: int | None
     random_output_len: int | None
+    concurrency: int | None
     prefix_repetition_num_prefixes: int | None
     prefix_repetition_prefix_len: int | None
     prefix_repetition_suffix_len: int | None
@@ -165,6 +181,8 @@ class _TrainAliases(TypedDict, total=False):
     lora_dim: int | None
     save_interval: int | None
 class _TraceAliases(TypedDict, total=False):
+    batch_size: int
+    concurrency: int
     quantization: str | None
     q: str | None
     data_parallel_size: int

@@ -36,7 +36,7 @@ def read_prices(path: Path | None = None, given: Sequence[str] = (), kind: str =
     path = path or SHIPPED
     listed = {gpu(name).id: _of_gpu(path, name, entry) for name, entry in read_toml(path).items()}
     prices = {name: by_kind[kind] for name, by_kind in listed.items() if kind in by_kind}
-    for pair in given:
+    for pair in (each for text in given for each in text.split(",")):
         name, equals, text = pair.partition("=")
         try:
             value = float(text.strip().removeprefix("$"))

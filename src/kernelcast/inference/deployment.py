@@ -112,8 +112,8 @@ class Deployment:
                 f"{self.stack.name} runs on {self.stack.vendor.upper()} GPUs alone, and {self.gpu.name} is of "
                 f"{self.gpu.vendor.upper()}: take `stack` vllm or sglang"
             )
-        if self.precision is None:
-            object.__setattr__(self, "precision", Precision.of(self.model))
+        precision = Precision.of(self.model) if self.precision is None else self.precision
+        object.__setattr__(self, "precision", precision.on(self.gpu))
         if self.routing not in ROUTINGS:
             raise unknown("routing", self.routing, ROUTINGS)
         if self.identical and self.layout.ep > 1:

@@ -187,7 +187,7 @@ def with_images(workload: Workload, deployment: Deployment, images: int, side: i
 def _alone(deployment: Deployment, tower: Architecture) -> Deployment:
     """A vision encoder has no experts to shard."""
     layout = Layout(dp=deployment.layout.dp)
-    return replace(deployment, model=tower, precision=Precision(), layout=layout, redundant=0, overlap=False)
+    return replace(deployment, model=tower, precision=Precision(stored=True), layout=layout, redundant=0, overlap=False)
 
 
 def sum_by_owner(owner: Ints, values: Array | Ints, count: int) -> Array:

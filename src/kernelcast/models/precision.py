@@ -60,13 +60,15 @@ _EXCLUDED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modu
 class Precision:
     """``weights``: format of the matrices of layers (the head, the router and the embedding stay in ``between``).
     ``experts`` and ``mlp``: of routed experts, and of dense blocks and shared experts, where they differ. ``cache``: of
-    the KV cache, default as ``between``. ``stored``: as the checkpoint is, whatever arithmetic the GPU has."""
+    the KV cache, default as ``between``. ``stored``: as the checkpoint is, whatever arithmetic the GPU has.
+    ``activations``: of quantised weights, the 16-bit format between layers; None: bf16, or fp16 on GPUs without it."""
 
     weights: str = "bf16"
     cache: str | None = None
     experts: str | None = None
     mlp: str | None = None
     stored: bool = False
+    activations: str | None = None
 
     def __post_init__(self) -> None:
         for name in (self.weights, self.experts or self.weights, self.mlp or self.weights):
@@ -83,7 +85,7 @@ class Precision:
         stored = model.quantization
         in_blocks = stored is not None and stored.weights == "fp8_block" and weights in ("fp8", "fp8_block")
         if stored is None or not (weights is None or in_blocks):
-            return cls(weights or "bf16", cache)
+            return cls(weights or "bf16", cache, stored=weights is None)
         if stored.weights is None:
             raise KernelcastError(f"{model.name} ships as {stored.unknown}, which has no kernels here; give `dtype`")
         blocks = [run.layer.mlp for run in model.distinct_layers]
@@ -94,7 +96,17 @@ class Precision:
     @property
     def between(self) -> str:
         """Activations between layers."""
-        return self.weights if self.weights in _UNQUANTISED else "bf16"
+        return self.weights if self.weights in _UNQUANTISED else self.activations or "bf16"
+
+    def on(self, gpu: Gpu) -> Precision:
+        """As engines run it there: what is stored in bf16, and activations that nobody chose, are fp16 on a GPU without
+        bf16 (vllm/config/model.py, _resolve_auto_dtype)."""
+        if supports_dtype(gpu, "bf16") or self.between != "bf16" or self.activations is not None:
+            return self
+        if self.weights == "bf16" and not self.stored:
+            return self
+        parts = {name: "fp16" for name in ("weights", "experts", "mlp") if getattr(self, name) == "bf16"}
+        return replace(self, activations="fp16", **parts)
 
     @property
     def quantised(self) -> bool:

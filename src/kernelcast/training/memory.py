@@ -37,10 +37,11 @@ def check_fits(trace: Trace, gpu: Gpu) -> None:
         return
     named = ("parameters", "gradients", "optimizer", "activations")
     parts = ", ".join(f"{name} {memory[name] / 2**30:,.1f}" for name in named if memory[name])
+    less = "a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
     raise DoesNotFit(
         f"{trace.name} needs {memory.used_bytes / 2**30:,.1f} GiB at its peak ({parts}), "
         f"{memory.missing_bytes / 2**30:,.1f} GiB more than {gpu.id} has; "
-        "a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
+        + (less if trace.mode == "training" else "take a smaller batch, or a GPU with more memory")
     )
 
 

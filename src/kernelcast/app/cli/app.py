@@ -144,12 +144,21 @@ def usage_text(error: Any) -> str:
     more = f"; see {context.command_path} --help" if context else ""
     name = type(error).__name__
     if name == "NoSuchOption":
-        return f"{unknown('option', error.option_name, option_names(context))}"
+        return _unknown_option(error.option_name, context)
     if name == "MissingParameter" and error.param is not None:
         options = [name for name in error.param.opts if name.startswith("-")]
         return f"missing {options[0] if options else error.param.metavar or error.param.name}{more}"
     message = " ".join(error.format_message().split()).rstrip(".")
+    for kind, right in (("valid integer", "a whole number, in digits alone as 8192"), ("valid number", "a number")):
+        if kind in message and (quoted := re.search(r"'(--?[\w-]+)'", message)):
+            return f"{quoted[1]} must be {right}{more}"
     return f"{message[:1].lower()}{message[1:]}{more}"
+
+
+def _unknown_option(name: str, context: Any) -> str:
+    """With the nearest names, and where all are listed."""
+    text = str(unknown("option", name, option_names(context)))
+    return f"{text.partition('; known: ')[0]}; `{context.command_path} --help` lists all" if context else text
 
 
 def option_names(context: Any) -> list[str]:

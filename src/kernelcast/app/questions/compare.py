@@ -76,7 +76,10 @@ class ServedModel(Question):
     tpot: Annotated[str | None, _limit(help="limit of the mean time per output token")] = None
     e2el: Annotated[str | None, _limit(help="limit of the mean end-to-end latency")] = None
     stack: Annotated[
-        str | None, option(metavar="NAME", help="vllm (or sglang, trtllm, torch)", values=shared.stack_names)
+        str | None,
+        option(
+            metavar="NAME", help="vllm (or sglang, trtllm, torch)", values=shared.stack_names, reads=shared.engine_name
+        ),
     ] = None
     formats: Annotated[
         str | None,

@@ -3,6 +3,7 @@ a draft model."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from kernelcast.app.questions.parameters import Question, option
 from kernelcast.app.questions.shared import fabric_names, names_of
-from kernelcast.errors import KernelcastError, unknown
+from kernelcast.errors import KernelcastError, unknown, warn
 
 if TYPE_CHECKING:
     from kernelcast.hardware import Gpu
@@ -193,7 +194,10 @@ class ClusterParameters(Question):
             return tp, dp
         dp = tp if dp == 1 else dp
         if tp % dp:
-            raise KernelcastError(f"`enable_dp_attention`: `tp` {tp} counts all GPUs, and `dp` {dp} does not divide it")
+            raise KernelcastError(
+                f"`enable_dp_attention`: `tp` {tp} counts all GPUs, and `dp` {dp} does not divide it; give `tp` {dp}, "
+                "or a multiple"
+            )
         return tp // dp, dp
 
     def deployment(self, model: Architecture, gpu: Gpu, stack: Stack, formats: Precision, layout: Layout) -> Deployment:
@@ -216,8 +220,29 @@ class ClusterParameters(Question):
             stack = replace(stack, moe_backend=self.moe_backend)
         if self.two_batch_overlap:
             layout = replace(layout, micro_batches=max(2, layout.micro_batches))
+        check_formats(formats, gpu)
         return Deployment(model, gpu, stack, formats, layout, self.skew, self.routing,
                           redundant=self.redundant_experts, overlap=self.two_batch_overlap)  # fmt: skip
+
+
+def check_formats(formats: Precision, gpu: Gpu) -> None:
+    """Refuse formats that a GPU has no arithmetic for; warn of those that engines run as others."""
+    from kernelcast.models.precision import WEIGHT_ONLY
+    from kernelcast.ops.dtypes import matmul_pipe
+
+    run = formats.on(gpu)
+    for name in dict.fromkeys((run.between, run.weights, run.mlp_weights, run.expert_weights)):
+        try:
+            matmul_pipe(gpu, run.runs(name, gpu))
+        except KernelcastError as error:
+            weights = f"with `quantization` {name} weights alone are {name}, as engines run it there"
+            hint = weights if name in WEIGHT_ONLY else "give `dtype` fp16"
+            raise KernelcastError(f"{error}; {hint}") from None
+    if run != formats:
+        warn(f"{gpu.id} has no bf16 arithmetic: forecast in fp16, which engines fall back to")
+
+
+_DRAFT_HEADS = r"eagle|medusa|speculator|hydra|dflash"
 
 
 def speculation(
@@ -235,5 +260,8 @@ def speculation(
         return None
     if draft_model is None:
         return Speculation(draft_tokens, acceptance)
+    if re.search(_DRAFT_HEADS, draft_model.lower()):
+        raise KernelcastError(f"`draft_model` {draft_model}: draft heads are not forecast: leave it out (then drafts "
+                              "take no time), or give mtp or a small model")  # fmt: skip
     draft = draft_of(deployment.model) if draft_model == MTP else models.model(draft_model)
     return Speculation(draft_tokens, acceptance, deploy(draft))

@@ -72,7 +72,10 @@ class SearchParameters(shared.PredictorParameters):
     ] = None
     max_gpus: Annotated[int, option(help="GPUs at most, of one model")] = 64
     budget: Annotated[float | None, option(metavar="USD/H", help="USD per hour at most, of all GPUs")] = None
-    stack: Annotated[str, option(metavar="NAME,..", help="vllm, sglang, trtllm", values=shared.stack_names)] = "vllm"
+    stack: Annotated[
+        str,
+        option(metavar="NAME,..", help="vllm, sglang, trtllm", values=shared.stack_names, reads=shared.engine_name),
+    ] = "vllm"
     dtype: Annotated[
         str | None,
         option(metavar="FORMAT,..", help="formats of weights; default: the checkpoint's, and fp8",

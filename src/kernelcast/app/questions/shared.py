@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +29,8 @@ INPUT_LEN, OUTPUT_LEN = 1024, 128  # as in `vllm bench serve`
 LONGEST = 1 << 24  # tokens of a request: more than any model takes
 MOST_REQUESTS = 10_000_000  # of a load: as many are held in memory
 _AS_STORED = ("compressed-tensors", "modelopt", "modelopt_mixed", "quark")  # of many formats: the checkpoint says which
-_UNQUANTISED = ("bf16", "fp16", "fp32", "tf32")
+_ACTIVATIONS = ("bf16", "fp16")
+_UNQUANTISED = (*_ACTIVATIONS, "fp32", "tf32")
 
 
 def names_of(module: str, attribute: str, *more: str) -> Iterable[str]:
@@ -84,9 +86,22 @@ WeightsFolder = Annotated[
            "on physics alone"),
 ]  # fmt: skip
 PowerCap = Annotated[float | None, option(metavar="WATTS", help="power limit of each GPU, below the board's")]
+
+
+def engine_name(text: str) -> str:
+    """An engine as people write it: TensorRT-LLM, trt-llm, PyTorch."""
+    name, release, number = text.strip().partition("==")
+    folded = re.sub(r"[-_\s]", "", name.lower())
+    return _ENGINES.get(folded, name.strip().lower()) + release + number
+
+
+_ENGINES = {"tensorrtllm": "trtllm", "trtllm": "trtllm", "trt": "trtllm", "tensorrt": "trtllm", "pytorch": "torch",
+            "transformers": "torch", "hf": "torch", "huggingface": "torch"}  # fmt: skip
 StackName = Annotated[
-    str, option(metavar="NAME", help="vllm, sglang, trtllm, torch; an older release: vllm==0.19", values=stack_names)
-]
+    str,
+    option(metavar="NAME", help="vllm, sglang, trtllm, torch; an older release: vllm==0.19", values=stack_names,
+           reads=engine_name),
+]  # fmt: skip
 InputLen = Annotated[int | None, option(help="prompt tokens of each request", unless_given=INPUT_LEN, maximum=LONGEST)]
 OutputLen = Annotated[
     int | None, option(help="output tokens of each request", unless_given=OUTPUT_LEN, maximum=LONGEST)
@@ -215,18 +230,20 @@ def precision(model: Architecture, dtype: str | None, quantization: str | None, 
 
     stored = model.quantization
     if quantization is None or quantization.lower() in ("auto", "none"):
-        if stored is not None and stored.weights is not None and dtype in _UNQUANTISED:
-            warn(f"{model.name} is stored in {stored.experts or stored.weights}: `dtype` {dtype} forecasts its weights "
-                 f"in {dtype}, where engines quantize none and change the format of activations alone")  # fmt: skip
+        quantized = stored is not None and stored.weights not in (None, *_UNQUANTISED)
+        if quantized and dtype in _ACTIVATIONS:
+            warn(f"{model.name} is stored in {stored.weights}: `dtype` {dtype} is of activations, as in engines")
+            return replace(Precision.of(model, None, cache), activations=dtype)
         return Precision.of(model, dtype, cache)
     method = quantization.lower().replace("_", "-")
-    if dtype not in (None, "bf16", "fp16") and dtype != canonical_dtype(quantization):
+    activations = dtype if dtype in _ACTIVATIONS else None
+    if dtype not in (None, *_ACTIVATIONS) and dtype != canonical_dtype(quantization):
         raise KernelcastError(f"`dtype` {dtype} and `quantization` {quantization} are two formats: give one")
     if method.replace("-", "_") in _AS_STORED or method in _AS_STORED:
         if stored is None:
             raise KernelcastError(f"`quantization` {quantization} is what a checkpoint is stored as, and {model.name} "
                                   "is stored in 16 bits: say which format, such as fp8, awq or nvfp4")  # fmt: skip
-        return Precision.of(model, None, cache)
+        return replace(Precision.of(model, None, cache), activations=activations)
     weights = canonical_dtype(quantization)
     if weights not in (known := [name for name in weight_formats() if name not in _UNQUANTISED]):
         raise unknown("quantization", quantization, [*known, "awq", "gptq", *_AS_STORED])
@@ -235,5 +252,6 @@ def precision(model: Architecture, dtype: str | None, quantization: str | None, 
         if weights not in formats:
             raise KernelcastError(f"{model.name} is stored in {stored.experts or stored.weights}, which `quantization` "
                                   f"{quantization} does not match: engines refuse it")  # fmt: skip
-        return Precision.of(model, None, cache)
-    return Precision.of(model, weights, cache)
+        return replace(Precision.of(model, None, cache), activations=activations)
+    # engines run weight-only kernels where a GPU does not multiply such numbers
+    return replace(Precision.of(model, weights, cache), stored=True, activations=activations)

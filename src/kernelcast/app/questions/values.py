@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
@@ -71,9 +71,11 @@ def _number(parameter: CommandParameter, value: Any, *, whole: bool) -> int | fl
 
 
 def _list(parameter: CommandParameter, value: Any, of: Any) -> Any:
-    """A list of names or paths; one alone is a list of one."""
+    """A list of names or paths; one alone is a list of one, and a dict one of NAME=VALUE."""
     if isinstance(value, str | Path):
         value = [value]
+    if isinstance(value, Mapping) and "=" in (parameter.metavar or ""):
+        value = [f"{name}={each}" for name, each in value.items()]
     if not isinstance(value, Sequence) or not all(isinstance(item, str | of) for item in value):
         raise _wrong(parameter, value, f"a list of {'paths' if of is Path else 'texts'}")
     return value if all(isinstance(item, of) for item in value) else [of(item) for item in value]

@@ -11,6 +11,7 @@ from rich.text import Text
 from kernelcast.app.report.json import attributes, interval_fields, plain
 from kernelcast.app.report.plot import matplotlib_plots, plain_numbers, save
 from kernelcast.app.report.text import (
+    SHORT,
     WIDTH,
     bar,
     console,
@@ -31,7 +32,6 @@ from kernelcast.search.compare.sensitivity import MERIT, Gain
 Gains = Sequence[tuple[ServingForecast, tuple[Gain, ...]]]
 _BLUE, _GREY, _RED, _INK = "#2b6cb0", "#a0aec0", "#c05621", "#4a5568"
 _STRENGTH = {"seen": 1.0, "near": 0.75, "extrapolated": 0.45}  # of a colour
-SHORT = {"seen": "seen", "near": "near", "extrapolated": "extr."}
 _BEST = {"dollars": "cheapest", "latency": "fastest", "throughput": "most", "joules": "least energy"}
 
 

@@ -13,6 +13,9 @@ from rich.text import Text
 from kernelcast.app.report.json import attributes, plain
 from kernelcast.app.report.plot import picture, plain_numbers
 from kernelcast.app.report.text import (
+    SHORT,
+    WIDTH,
+    console,
     decided,
     dense_table,
     digits,
@@ -55,16 +58,17 @@ def engine_text(setting: ServiceCandidate) -> str:
             f"{setting.replicas} x {layout_sizes(setting.engine)} decode")  # fmt: skip
 
 
-def short_text(setting: ServiceCandidate) -> str:
-    """The same for a table: 'vllm fp8, 4 x tp 1 + 1 x tp 4', prefill engines first."""
+def short_text(setting: ServiceCandidate, gap: str = " ") -> str:
+    """The same for a table: 'vllm fp8, 4 x tp 1 + 1 x tp 4', prefill engines first; without gaps 'vllm fp8 tp1'."""
     deployment = setting.engine.deployment
-    readers = f"{setting.prefill_replicas} x {layout_sizes(setting.prefill)} + " if setting.prefill else ""
-    engine = f"{deployment.stack.id} {deployment.precision.label}"
-    return f"{engine}, {readers}{setting.replicas} x {layout_sizes(setting.engine)}"
+    readers = f"{setting.prefill_replicas} x {layout_sizes(setting.prefill, gap)} + " if setting.prefill else ""
+    engine = f"{deployment.stack.id} {deployment.precision.label}{',' if gap else ''}"
+    count = f"{setting.replicas} x " if gap or readers or setting.replicas > 1 else ""
+    return f"{engine} {readers}{count}{layout_sizes(setting.engine, gap)}"
 
 
-def layout_sizes(candidate: EngineOption) -> str:
-    return " ".join(parallel_sizes(candidate.deployment.layout)) or "tp 1"
+def layout_sizes(candidate: EngineOption, gap: str = " ") -> str:
+    return " ".join(parallel_sizes(candidate.deployment.layout, gap)) or f"tp{gap}1"
 
 
 def limits_text(setting: ServiceCandidate) -> str:
@@ -199,15 +203,17 @@ def _beside(trial: SimulatedService) -> str:
 
 def _front(plan: Plan) -> list[Any]:
     columns = [(goal.name, goal.key) for goal in plan.goals] + [each for each in _also(plan) if "tpot" in each[1]]
-    names = [name for name, _ in columns]
+    names, wide = [name for name, _ in columns], console().width >= WIDTH
     rows = []
     for trial in plan.front:
         times = [time_text(trial.simulation.metrics.get(key, 0.0) / 1e3, 3) for _, key in columns]
         verdict = (
             "the choice" if trial is plan.choice else "surely" if trial.sure else "likely" if trial.meets else "misses"
         )
-        rows.append((f"{trial.usd_per_hour:.2f}", gpus_text(trial.candidate), short_text(trial.candidate), *times,
-                     f"{trial.share:.0%}", trial.support or "", verdict))  # fmt: skip
+        support = trial.support or ""
+        engine = short_text(trial.candidate, " " if wide else "")
+        rows.append((f"{trial.usd_per_hour:.2f}", gpus_text(trial.candidate), engine, *times, f"{trial.share:.0%}",
+                     support if wide else SHORT.get(support, ""), verdict))  # fmt: skip
     heads = ("USD/h", "GPUs", "engine", *names, "of goal", "support", "meets")
     count = plural(len(rows), "setting")
     return [f"cost against latency ({count} that no other beats in both)",

@@ -20,7 +20,9 @@ from kernelcast.results import SUPPORT, Interval
 from kernelcast.schedule import EvidenceSummary, Share
 
 WIDTH = 100
+SHORT = {"seen": "seen", "near": "near", "extrapolated": "extr."}  # levels of support in a table
 _NARROW_BAR = 3  # columns, on a terminal of fewer than ``WIDTH``
+_MANY_PHASES = 3  # beside which a narrow terminal has no room for bars
 _LABEL = 11  # columns of a label and the blanks behind it
 COMMAND = "command"  # style of a line to copy; a terminal shows it plainly
 
@@ -194,11 +196,13 @@ def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], char
     parts: dict[str, dict[str, Share]] = {}
     for share in shares:
         parts.setdefault(share.part, {})[share.phase] = share
+    totals_s = {phase: total_s for phase, total_s in totals_s.items() if any(phase in each for each in parts.values())}
     heads = [head for phase in totals_s for head in (phase, "")]
     table = plain_table("part", *heads, "bound by", right=tuple(totals_s))
+    table.columns[0].no_wrap = True
     wide, narrow = chars
     if console().width < WIDTH:
-        wide = min(wide, _NARROW_BAR)
+        wide = min(wide, _NARROW_BAR) if len(totals_s) < _MANY_PHASES else 0
     for part, phases in sorted(parts.items(), key=lambda item: -sum(share.time_s for share in item[1].values())):
         cells = [part]
         for phase, total_s in totals_s.items():
@@ -206,7 +210,10 @@ def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], char
                 cells += ["", ""]
                 continue
             portion = phases[phase].time_s / total_s if total_s else 0.0
-            cells += [time_text(phases[phase].time_s, 3), f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"]
+            cells += [
+                time_text(phases[phase].time_s, 3),
+                f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"[not wide :],
+            ]
         table.add_row(*cells, " / ".join(dict.fromkeys(share.bound_by for share in phases.values())))
     return table
 

@@ -119,7 +119,7 @@ class ServingScenario(Scenario):
         if self.formats is not None:
             sixteen = "bf16" if supports_dtype(gpu, "bf16") else "fp16"
             names = list(dict.fromkeys(sixteen if name == ALL_FORMATS[0] else name for name in self.formats))
-        known = [Precision.of(self.model, name, self.kv_dtype) for name in names]
+        known = [Precision.of(self.model, name, self.kv_dtype).on(gpu) for name in names]
         return [p for p in known if supports_dtype(gpu, p.weights) and supports_dtype(gpu, p.expert_weights)]
 
     def missing_formats(self, gpu: Gpu) -> str:

@@ -84,7 +84,7 @@ class SearchSpace:
     def _precisions(self, model: Architecture, gpu: Gpu) -> list[Precision]:
         """The checkpoint's format, and fp8 for an unquantized one; formats that the GPU does not support are left
         out."""
-        chosen = [Precision.of(model, name, self.kv_dtype) for name in self.formats or (None,)]
+        chosen = [Precision.of(model, name, self.kv_dtype).on(gpu) for name in self.formats or (None,)]
         if self.formats is None and model.quantization is None:
             chosen.append(Precision("fp8", self.kv_dtype))
         return [p for p in chosen if supports_dtype(gpu, p.weights) and supports_dtype(gpu, p.expert_weights)]
