@@ -13,11 +13,11 @@ export const diagnosedLine = (answer) =>
 function headline(answer) {
   const idle = `of ${us(answer.span_us)}${answer.launch_bound ? ": launch-bound" : ""}`;
   return figures(answer, [
+    answer.span_us ? ["idle_us", "GPU idle", us, idle] : null,
     ["gpu_time_us", "GPU time", us, `${percent(answer.matched_share)} of it matched`],
     ["could_win_us", "Could be saved", us, `${percent(answer.could_win_us / answer.gpu_time_us)} of the GPU time`],
     ["predicted_us", "Predicted", us, `for ${us(answer.matched_us)} measured`],
     ["ceiling_us", "Ceiling", us, "what the best kernels of these ops reach"],
-    answer.span_us ? ["idle_us", "Idle", us, idle] : null,
   ]);
 }
 
@@ -29,12 +29,21 @@ const COLUMNS = [
   "what to try",
 ];
 
-function kernelsTable(rows) {
+/** The page of a call's kernel; where the GPU is none of the catalogue, its name alone. */
+function kernelLink(row, gpu) {
+  if (!row.op || !gpu) return callText(row);
+  const query = new URLSearchParams({ op: row.op, gpu });
+  for (const [name, value] of Object.entries(row.parameters))
+    for (const item of [value].flat()) if (item !== null) query.append(name, item);
+  return h("a", { href: `/kernel?${query}`, dataset: { page: "kernel", exact: "" } }, callText(row));
+}
+
+function kernelsTable(rows, gpu) {
   const cells = rows.map((row) => {
     const main = row.reasons[0];
     return [
       countText(row.rank),
-      h("span.call-name", { title: `${row.name} ${row.shapes}` }, callText(row)),
+      h("span.call-name", { title: `${row.name} ${row.shapes}` }, kernelLink(row, gpu)),
       countText(row.count),
       percent(row.share),
       digits(row.measured_us),
@@ -141,7 +150,10 @@ export async function diagnosed(answer, name, gpuList) {
           { wide: true, id: "order" },
           other,
           clocks,
-          kernelsTable(answer.kernels),
+          kernelsTable(
+            answer.kernels,
+            gpuList.find((entry) => [entry.label, entry.value].includes(answer.gpu))?.value,
+          ),
         )
       : note("warn", "No call could be matched."),
     onRoofline(answer, peaks),

@@ -122,6 +122,7 @@ export async function mount(root, search) {
           curves: curves?.element,
           envelope,
           gpu: values.gpu,
+          specs: form.option("gpu", values.gpu)?.gpu,
         }),
       );
       curves?.later();

@@ -30,6 +30,7 @@ import {
   wattsText,
   wholePercent,
 } from "../units.js";
+import { changeText } from "../whatif.js";
 
 function title(answer, stack) {
   const requests = `${countText(answer.requests)} request${answer.requests > 1 ? "s" : ""}`;
@@ -69,10 +70,8 @@ function headline(answer, encoder, cost) {
 }
 
 /* A part has the same colour in every answer; parts that are not here share grey. */
-const COLOURS = ["mlp", "attention", "experts", "qkv", "all_reduce", "norms", "sampling", "head", "router"];
-const KINS = { projections: "qkv", output: "qkv", "shared experts": "router", communication: "all_reduce", embedding: "head", host: "sampling" };
-const fixedSeries = seriesOf(COLOURS);
-const partSeries = (part) => fixedSeries(COLOURS.includes(part) ? part : (KINS[part] ?? part));
+const COLOURS = ["mlp", "attention", "experts", "communication", "projections", "norms", "host", "router", "head"];
+const partSeries = seriesOf(COLOURS);
 
 /** Parts with their line of each phase, those that take longest first. */
 function partsOf(breakdown) {
@@ -270,9 +269,14 @@ function notes(answer) {
 }
 
 /** encoder: generates no tokens. */
-export const answerOf = (answer, { stack, encoder, changes, curves, envelope, gpu }) => [
+export const answerOf = (answer, { stack, encoder, changes, curves, envelope, gpu, specs }) => [
   title(answer, stack),
-  changes ? h("p#what-if.note.note-warn.wide", `What if: ${changes.join(", ")}. Not a product that exists.`) : null,
+  changes
+    ? h(
+        "p#what-if.note.note-warn.wide",
+        `What if: ${changes.map((change) => changeText(change, specs)).join("; ")}. Not a product that exists.`,
+      )
+    : null,
   headline(answer, encoder, envelope.cost),
   breakdown(answer, envelope.kernels, gpu, changes),
   curves,
