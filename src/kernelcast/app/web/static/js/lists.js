@@ -66,6 +66,10 @@ function typeOf({ type = "", choices, default: usual }) {
   return { control: type.includes("int") || type.includes("float") ? "number" : "text" };
 }
 
+/** Help as a page says it: a parameter by its name and not by its flag. */
+const withoutFlags = (text) =>
+  text.replace(/--([a-z][a-z-]*)/g, (_, flag) => (/^[tpde]p$/.test(flag) ? flag.toUpperCase() : flag.replaceAll("-", " ")));
+
 export async function questionFields(command) {
   const parameters = new Map((await get("parameters"))[command].map((parameter) => [parameter.name, parameter]));
   return (name, label, more = {}) => {
@@ -74,7 +78,7 @@ export async function questionFields(command) {
       name,
       label,
       ...typeOf(parameter),
-      help: parameter.help ?? "",
+      help: withoutFlags(parameter.help ?? ""),
       default: parameter.default ?? parameter.unless_given ?? null,
       low: parameter.minimum,
       step: parameter.type?.includes("float") ? "any" : 1,

@@ -69,7 +69,7 @@ function dropZone(most, onFile) {
     take(new File([await response.blob()], SAMPLE.split("/").at(-1)));
   });
   const download = h("a", { href: SAMPLE, download: "" }, "download it");
-  const tried = h("p.help.sample", sample, " a training step on an H200 with faults planted in it; ", download);
+  const tried = h("p.help.sample", sample, " kernels of an H200 with faults planted in them; ", download);
   return h("section.group", { "aria-label": "Measured run" }, input, zone, help, tried);
 }
 
