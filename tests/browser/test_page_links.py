@@ -193,3 +193,32 @@ def test_no_page_scrolls_sideways(visit: Visit, width: int) -> None:
         visit.open(page)
         over = visit.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert over <= 0, (page, width, over)
+
+
+def test_a_chart_reads_out_what_is_under_the_pointer(visit: Visit) -> None:
+    visit.open("/serve?model=llama-3.1-8b&gpu=h100_sxm&request_rate=8&num_prompts=40&input_len=256&output_len=32")
+    chart = visit.page.locator("svg.chart:has(.catcher)").first
+    chart.locator(".catcher").hover()
+    expect(chart.locator(".readout text")).to_have_text(re.compile(r"\d.* s: .*\d"))
+    box = chart.locator(".catcher").bounding_box()
+    assert box
+    visit.page.mouse.move(box["x"] + box["width"] + 40, box["y"] - 40)
+    expect(chart.locator(".readout")).to_be_hidden()
+
+
+def test_terms_say_what_they_mean(visit: Visit) -> None:
+    visit.open("/model?model=llama-3.1-8b&gpu=h200_sxm")
+    expect(visit.page.locator("abbr", has_text="MFU").first).to_have_attribute("title", re.compile("FLOPs utilization"))
+    expect(visit.page.locator(".field:has(#tp)")).to_have_attribute("title", re.compile("tensor parallel"))
+    expect(visit.find("#evidence .badge")).to_have_attribute("title", re.compile("measured"))
+    expect(visit.find("#breakdown-table .level").first).to_have_attribute("title", re.compile("measured"))
+
+
+def test_a_part_keeps_its_colour(visit: Visit) -> None:
+    colours = []
+    for model in ("llama-3.1-8b", "mixtral-8x7b&tp=2", "llama-3.1-70b&tp=4"):
+        visit.open(f"/model?gpu=h200_sxm&model={model}")
+        script = "row => row.querySelector('.swatch').className"
+        row = visit.page.locator("#breakdown-table tr", has=visit.page.get_by_text("attention", exact=True))
+        colours.append(row.evaluate(script))
+    assert len(set(colours)) == 1

@@ -15,6 +15,7 @@
    evidenceLink(op, gpu, text)           to the measured configurations of an op on a GPU.
    folded(title, ...children)            A disclosure.
    facts([[name, value], …])             Names and values in two columns; null and "" are left out.
+   term(name)               "MFU" with what it means as a tooltip.
    titleLine(...parts), faint(text)      What was forecast, in one line.
    layoutParts(layout)                   ["tp 4", "ep 4"]; gpusText({gpus, gpu}) "4 x NVIDIA H200".
    support(level, by), badge(level), level(name)   How well an answer is supported: a sentence (and, of a whole answer, the
@@ -50,6 +51,12 @@ const ASPECTS = {
 export const has = (value) => value !== null && value !== undefined;
 export const sum = (values) => values.reduce((total, value) => total + value, 0);
 export const faint = (...text) => h("span.faint", text);
+const MEANS = {
+  MFU: "model FLOPs utilization: the useful FLOPs over what the tensor cores could do in the time",
+  support: "how close this is to what was measured: seen, near or extrapolated",
+};
+/** A term with what it means. */
+export const term = (name, text = name) => h("abbr", { title: MEANS[name] }, text);
 export const titleLine = (...parts) => h("p#title-line.title-line", parts);
 export const layoutParts = (layout, between = " ") =>
   ["tp", "pp", "dp", "ep"].filter((name) => layout[name] > 1).map((name) => `${name}${between}${layout[name]}`);

@@ -15,6 +15,7 @@ import {
   number,
   sum,
   table,
+  term,
   titleLine,
   value,
 } from "../answer.js";
@@ -46,12 +47,13 @@ function title(answer, stack) {
 
 function headline(answer, encoder, cost) {
   const into = `${digits(answer.input_tokens / answer.prefill_s, 3)} tokens/s in`;
-  if (encoder) return figures(answer, [["ttft_s", "One pass", timeText, `${into}, MFU ${percent(answer.mfu)}`]]);
+  if (encoder)
+    return figures(answer, [["ttft_s", "One pass", timeText, [`${into}, `, term("MFU"), ` ${percent(answer.mfu)}`]]]);
   const first = answer.requests > 1 ? `of the whole batch, ${timeText(answer.mean_ttft_s, 3)} on average; ${into}` : into;
   const decodes = answer.decode_steps > 0;
   const rate = (seconds) => (answer.tokens_per_s * answer.total_s) / seconds;
   const ends = { tokens_per_s_low: rate(answer.total_s_high), tokens_per_s_high: rate(answer.total_s_low) };
-  const share = answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu, 3)} a GPU` : `MFU ${percent(answer.mfu)}`;
+  const share = answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu, 3)} a GPU` : [term("MFU"), ` ${percent(answer.mfu)}`];
   return figures({ ...answer, ...ends, usd_per_million_tokens: cost?.usd_per_million_tokens }, [
     ["ttft_s", "Time to first token", timeText, first],
     decodes ? ["tpot_s", "Time per output token", timeText, `${digits(1 / answer.tpot_s, 3)} tokens/s a request`] : null,
@@ -234,7 +236,7 @@ function energy(answer) {
 }
 
 const use = (answer) => [
-  ["MFU", percent(answer.mfu)],
+  [term("MFU"), percent(answer.mfu)],
   ["of DRAM's peak, decode", answer.decode_steps ? percent(answer.bandwidth_use) : null],
   ["requests", `${digits(answer.requests_per_s)} /s`],
 ];
