@@ -167,7 +167,7 @@ def odd(schema: Any, draws: random.Random, depth: int = 0) -> Any:
 def odd_question(document: Any, draws: random.Random) -> Question:
     """An example of the document with a few words changed or added."""
     schemas = document["components"]["schemas"]
-    question = draws.choices(("kernel", "infer", "simulate", "compare", "plan"), (50, 30, 10, 6, 4))[0]
+    question = draws.choices(("kernel", "infer", "curves", "simulate", "compare", "plan"), (50, 26, 4, 10, 6, 4))[0]
     schema = schemas[f"{question.title()}Body"]
     words = dict(schema["examples"][0])
     if question == "kernel":

@@ -126,10 +126,13 @@ function breakdown(answer, kernels, gpu, changes) {
         : ["", "", ""],
     ),
     level(worst(Object.values(byPhase).map((entry) => entry.support))),
-    phases.map((phase) => {
-      const kernel = kernels.find((entry) => entry.part === part && entry.phase === phase);
-      return kernel ? [h("span.faint", `${phase}: `), kernelLink(kernel, gpu, changes), " "] : null;
-    }),
+    h(
+      "span.links",
+      phases.map((phase) => {
+        const kernel = kernels.find((entry) => entry.part === part && entry.phase === phase);
+        return kernel ? h("span", h("span.faint", `${phase} `), kernelLink(kernel, gpu, changes), "  ") : null;
+      }),
+    ),
   ]);
   const columns = ["part", ...phases.flatMap((phase) => [number(phase), number("share"), "bound by"]), "support", "open its kernel"];
   const desc = rows
