@@ -1,8 +1,8 @@
 """The page's server under load: `python benchmarks/web_load.py` starts it, asks from this process, prints latencies.
 
 `--clients 50 --seconds 30`: kernels and models in turn, no question twice, by one client and then by so many at once.
-`--think 0.5`: seconds between an answer and the next question of a client. `--aborting 5`: so many of the clients ask long
-questions and hang up after a moment; no worker may end of it, and no error come but 429 and 503 with Retry-After.
+`--think 0.5`: seconds between an answer and the next question of a client. `--aborting 5`: so many of the clients ask
+long questions and hang up after a moment; no worker may end of it, and no error come but 429 and 503 with Retry-After.
 `--fuzz 5000`: instead, so many questions with words drawn from the OpenAPI document and some that are none; every
 answer must be one or a problem.
 """
@@ -81,9 +81,7 @@ def drawn_long(draws: random.Random) -> Question:
     load = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "request_rate": 50, "num_prompts": 50_000, "output_len": 2000}
     slow = {"model": "qwen3-0.6b", "gpu": "h200_sxm", "chunk": 1, "input_len": draws.randrange(20_000, 30_000)}
     every = {"model": "llama-3.1-70b", "gpus": ["all"], "input_len": draws.randrange(64, 2048)}
-    return draws.choice(
-        (("simulate", {**load, "seed": draws.randrange(2**31)}), ("infer", slow), ("compare", every))
-    )
+    return draws.choice((("simulate", {**load, "seed": draws.randrange(2**31)}), ("infer", slow), ("compare", every)))
 
 
 async def aborting(port: int, until: float, draws: random.Random, errors: Counter[str]) -> None:

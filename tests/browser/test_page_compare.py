@@ -27,7 +27,9 @@ def same_as_printed(visit: Visit, run: Run, command: str) -> list[str]:
     code, out, err = run(*shlex.split(command)[1:])
     assert code == 0, err
     shown = visit.cells("#compare-table")
-    ids: list[str] = visit.page.locator("#compare-table tbody tr").evaluate_all("rows => rows.map(row => row.dataset.gpu)")
+    ids: list[str] = visit.page.locator("#compare-table tbody tr").evaluate_all(
+        "rows => rows.map(row => row.dataset.gpu)"
+    )
     for row, gpu in zip(shown, ids, strict=True):  # the page has the names of their makers, and links at the end
         assert row.pop().startswith("Model") and row[1]
         row[1] = row[1].replace(row[1].partition(" [")[0].removeprefix("✕ misses a limit: "), gpu)

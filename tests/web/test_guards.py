@@ -76,7 +76,9 @@ def test_other_sites_pages_are_not_answered(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["kernel", "diagnose?filename=t.json"])
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost", "http://localhost:9", "file://"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost", "http://localhost:9", "file://"]
+)
 def test_a_page_of_another_origin_is_not_answered(client: TestClient, path: str, origin: str) -> None:
     """Of another name, of none (a sandboxed frame, a file), or of another port of this machine."""
     media_type = "application/octet-stream" if "diagnose" in path else "application/json"
@@ -118,8 +120,14 @@ def test_bodies_of_too_many_values() -> None:
 
 def test_a_wrong_address_is_a_page_for_a_browser(client: TestClient) -> None:
     page = client.get("/no/such/page", headers={"Accept": "text/html,*/*"})
-    assert page.status_code == 404 and page.headers["content-type"].startswith("text/html") and "/static/js" in page.text
-    for path, accept in (("/no/such/page", "application/json"), ("/api/v1/nothing", "text/html"), ("/static/x", "text/html")):
+    assert (
+        page.status_code == 404 and page.headers["content-type"].startswith("text/html") and "/static/js" in page.text
+    )
+    for path, accept in (
+        ("/no/such/page", "application/json"),
+        ("/api/v1/nothing", "text/html"),
+        ("/static/x", "text/html"),
+    ):
         other = client.get(path, headers={"Accept": accept})
         assert other.status_code == 404
         problem_of(other)
@@ -292,6 +300,7 @@ def test_a_worker_that_does_not_leave_a_question_is_killed() -> None:
 
 def test_questions_that_turn_out_long_leave_a_worker_to_short_ones() -> None:
     """Six batches whose prompts are prefilled a token a step take seconds each; a kernel takes milliseconds."""
+
     async def tried() -> None:
         limits = replace(LIMITS, brief_seconds=0.4)
         async with WorkerPool(limits) as pool:

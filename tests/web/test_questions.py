@@ -212,7 +212,9 @@ def test_diagnose_is_the_commands(client: TestClient, run: Any, monkeypatch: Any
     monkeypatch.chdir(folder)
     for name, words in (("planted_faults.json.gz", "gpu=h200_sxm&dtype=bf16"), ("planted_waves.json.gz", ""),
                         ("ncu_metrics.csv", "gpu=h200_sxm")):  # fmt: skip
-        response = client.post(f"/api/v1/diagnose?filename={name}&{words}", content=(folder / name).read_bytes(), headers=FILE)
+        response = client.post(
+            f"/api/v1/diagnose?filename={name}&{words}", content=(folder / name).read_bytes(), headers=FILE
+        )
         assert response.status_code == 200, response.text
         found = response.json()
         assert typed(run, found["command"]) == found["answer"]
@@ -236,7 +238,9 @@ def test_diagnose_reads_tables_as_the_command_does(client: TestClient, run: Any,
         path = tmp_path / f"t.{ending}"
         code, out, err = run("diagnose", path, "--gpu", "h200_sxm", "--json")
         assert code == 0, err
-        response = client.post(f"/api/v1/diagnose?filename=t.{ending}&gpu=h200_sxm", content=path.read_bytes(), headers=FILE)
+        response = client.post(
+            f"/api/v1/diagnose?filename=t.{ending}&gpu=h200_sxm", content=path.read_bytes(), headers=FILE
+        )
         assert response.status_code == 200, response.text
         assert response.json()["answer"] == json.loads(out), ending
 

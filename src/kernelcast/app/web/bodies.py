@@ -65,7 +65,9 @@ def _last(name: str) -> str:
 Config = Annotated[dict[str, Any], AfterValidator(_bounded)]
 ConfigName = Annotated[
     str,
-    StringConstraints(strict=True, max_length=TEXT_CHARS, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    StringConstraints(
+        strict=True, max_length=TEXT_CHARS, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$"
+    ),
     AfterValidator(_last),
 ]
 _CONFIG: dict[str, Any] = {

@@ -20,7 +20,10 @@ _FIGURES = ("ttft_s", "ttft_s_low", "ttft_s_high", "tpot_s", "tpot_s_low", "tpot
 def what_fits(question: InferQuestion) -> dict[str, int]:
     """The largest batch of such requests, and the longest prompts of such a batch."""
     deployment, workload = question.batch_of()
-    return {"largest_batch": largest_batch(deployment, workload), "largest_input_len": largest_input(deployment, workload)}
+    return {
+        "largest_batch": largest_batch(deployment, workload),
+        "largest_input_len": largest_input(deployment, workload),
+    }
 
 
 def curves(

@@ -12,8 +12,8 @@ from typing import Any
 MIB = 2**20
 GIB = 2**30
 HEAVY = ("simulate", "compare", "plan", "diagnose")  # questions that keep a worker for seconds
-_SECONDS = {"kernel": 10.0, "infer": 30.0, "curves": 60.0, "simulate": 60.0, "compare": 120.0, "plan": 300.0, "diagnose": 25.0,
-            "list": 60.0}  # fmt: skip
+_SECONDS = {"kernel": 10.0, "infer": 30.0, "curves": 60.0, "simulate": 60.0, "compare": 120.0, "plan": 300.0,
+            "diagnose": 25.0, "list": 60.0}  # fmt: skip
 
 
 RESTARTED = ("kernel", "infer", "curves")  # short as a rule; one that is not is asked again among the long ones

@@ -1,6 +1,6 @@
 /* Fields of forms: options from the server's catalogues; type, default, range, choices and help from its parameters.
 
-   models(), gpus(), stacks()      promises of options for controls.js
+   models(), gpus(), stacks()      promises of options for controls.js; gpuNames() of a GPU's name by its id
    questionFields("infer")         a promise of (name, label, more) => the field of a parameter; more overrides what follows
                                    from the parameter. none: what "not given" means.
    modelField(…), gpuField(…), lengthFields(…), formatFields(…), priceFields(…)   fields that several pages have
@@ -44,6 +44,12 @@ export async function gpus() {
         b.gpu.vendor.localeCompare(a.gpu.vendor) ||
         a.label.localeCompare(b.label),
     );
+}
+
+/** A promise of (id) => its name without who makes it; of a GPU that is not in the catalogue its id. */
+export async function gpuNames() {
+  const names = new Map((await get("gpus")).gpus.map((gpu) => [gpu.id, gpu.name.replace(/^(NVIDIA|AMD) /, "")]));
+  return (id) => names.get(id) ?? id;
 }
 
 const ORDER = ["vllm", "sglang", "trtllm", "torch"]; // the order that people look for; others follow

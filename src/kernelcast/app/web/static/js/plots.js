@@ -92,7 +92,7 @@ export const path = (points) => points.map(([x, y], at) => `${at ? "L" : "M"}${x
 export const between = (low, high, factor) => (width) => Math.min(high, Math.max(low, width * factor));
 
 /** A line under the pointer with the values there. */
-function readoutOf(plot, { x, series, formatX = short, formatY = short }) {
+function readoutOf(plot, { x, series, xLabel, formatX = short, formatY = short }) {
   const { left, right, top, bottom } = plot.box;
   const line = s("line", { y1: top, y2: bottom });
   const label = text("", 0, top + 4, { middle: true, class: "halo" });
@@ -108,7 +108,7 @@ function readoutOf(plot, { x, series, formatX = short, formatY = short }) {
       const px = plot.x(x[nearest]);
       line.setAttribute("x1", px);
       line.setAttribute("x2", px);
-      label.textContent = `${formatX(x[nearest])}: ${series.map(({ name, y }) => `${series.length > 1 ? `${name} ` : ""}${formatY(y[nearest])}`).join(", ")}`;
+      label.textContent = `${formatX(x[nearest])} ${xLabel}: ${series.map(({ name, y }) => `${series.length > 1 ? `${name} ` : ""}${formatY(y[nearest])}`).join(", ")}`;
       const onRight = px < (left + right) / 2;
       label.setAttribute("x", px + (onRight ? 6 : -6));
       label.setAttribute("text-anchor", onRight ? "start" : "end");
@@ -141,7 +141,7 @@ export function lineChart({ x, series, xLabel, yLabel, formatX, formatY, area = 
         s("path.curve", { d: path(steps) }),
       );
     });
-    return [plot.nodes, lines, readoutOf(plot, { x, series, formatX, formatY })];
+    return [plot.nodes, lines, readoutOf(plot, { x, series, xLabel, formatX, formatY })];
   };
   return chart({ legend: series.length > 1 ? series : null, ...options, height: between(180, 300, 0.45), draw });
 }
