@@ -25,7 +25,7 @@ from fastapi.testclient import TestClient
 from kernelcast.app.web.app import create_app
 from kernelcast.app.web.connections import bounded
 from kernelcast.app.web.guards import Guards, strict_json
-from kernelcast.app.web.limits import Limits
+from kernelcast.app.web.limits import Limits, machine_bytes
 from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem
 from kernelcast.app.web.routes import unless_gone
@@ -559,3 +559,10 @@ def test_addresses() -> None:
     assert address("::1", 1) == "http://[::1]:1" and address("0.0.0.0", 1) == "http://127.0.0.1:1"
     with pytest.raises(KernelcastError, match="no such address"):
         listening("no.such.name.invalid", 0)
+
+
+def test_memory_of_a_worker_is_a_share_of_the_machine_s() -> None:
+    for workers in (2, 16, 10_000):
+        share = 0.6 * machine_bytes() / workers
+        assert Limits(workers=workers).worker_bytes == min(8 << 30, max(1 << 30, int(share)))
+    assert Limits(worker_bytes=5 << 30).worker_bytes == 5 << 30

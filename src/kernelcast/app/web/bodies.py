@@ -150,7 +150,10 @@ class CurveCase(BaseModel):
     ep: Degree | None = None
 
 
-class CurvesBody(BODIES["infer"]):  # type: ignore[misc, valid-type]
+_InferBody: Any = BODIES["infer"]
+
+
+class CurvesBody(_InferBody):  # type: ignore[misc]
     """A static batch at many sizes, on several GPUs or layouts."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{**_EXAMPLES["infer"], "cases": [{"tp": 1}, {"tp": 2}],

@@ -65,5 +65,6 @@ def _fits(question: InferQuestion) -> dict[str, Any]:
 
 def _loop(shown: InferQuestion, vary: str, sizes: Sequence[int]) -> str:
     """The commands of a curve, as a shell runs them."""
-    command = as_command(replace(shown, **{vary: None}))
+    without: dict[str, Any] = {vary: None}
+    command = as_command(replace(shown, **without))
     return f"for n in {' '.join(map(str, sizes))}; do {command} --{_SIZES[vary]} $n; done"

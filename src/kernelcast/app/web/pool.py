@@ -142,8 +142,8 @@ class WorkerPool:
         async with contextlib.AsyncExitStack() as held:
             worker = await self._free_worker(heavy, PATIENCE_S.get(task, 0.0), held)
             number = next(self._numbers)
-            header = {"task": task, "arguments": arguments, "number": number}
-            asked = asyncio.ensure_future(worker.call(header, payload))
+            question = {"task": task, "arguments": arguments, "number": number}
+            asked = asyncio.ensure_future(worker.call(question, payload))
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
                 async with asyncio.timeout(seconds):
