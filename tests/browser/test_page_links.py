@@ -166,6 +166,15 @@ def test_a_gpu_of_a_hundred_thousand_sms_does_not_hold_the_page(visit: Visit) ->
     expect(visit.find(".note-warn")).to_contain_text("SMs 118,800, +89900%")
 
 
+def test_a_table_of_thousands_of_rows_is_drawn_in_part(visit: Visit, tmp_path: Path) -> None:
+    rows = [{"op": "rmsnorm", "rows": 64 + at, "cols": 4096, "dtype": "bf16", "measured_us": 40} for at in range(2500)]
+    (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    visit.open("/diagnose?gpu=h200_sxm")
+    visit.find("#file").set_input_files(tmp_path / "calls.jsonl")
+    expect(visit.find("#order .beyond")).to_have_text("The first 1,000 of 2,500 rows; the JSON has all.")
+    assert visit.page.locator("#ranking tbody tr").count() == 1000
+
+
 def test_a_what_if_is_readable(visit: Visit) -> None:
     visit.open("/model?model=llama-3.1-8b&gpu=h200_sxm&set=dram_bytes_per_s*1.5")
     expect(visit.find("#what-if")).to_have_text("What if: DRAM bandwidth 7.2 TB/s, +50%. Not a product that exists.")

@@ -11,7 +11,7 @@
                             columns: ["part", number("share")]; cells: text or node. Scrolls inside its own box; the caption is
                             for readers alone. row(at): properties of a row. first: rows beyond are hidden until a button (its id
                             is the table's and "-all") shows them; more: a sentence beside it. A click on a column sorts by it.
-                            At most 1,000 rows are drawn: the downloads have all.
+                            At most 1,000 rows are drawn; total: how many there are, where no more than those are given.
    evidenceLink(op, gpu, text)           to the measured configurations of an op on a GPU.
    folded(title, ...children)            A disclosure.
    facts([[name, value], …])             Names and values in two columns; null and "" are left out.
@@ -126,7 +126,7 @@ export const card = (title, { id, wide }, ...children) =>
 export const number = (label) => ({ label, number: true });
 export const labelOf = (column) => column.label ?? column;
 
-const MOST_ROWS = 1000; // that a browser draws at once without a pause
+export const MOST_ROWS = 1000; // that a browser draws at once without a pause
 const SCALES = { n: 1e-9, "µ": 1e-6, m: 1e-3, k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15 };
 const POWERS = { Ki: 2 ** 10, Mi: 2 ** 20, Gi: 2 ** 30, Ti: 2 ** 40 };
 
@@ -165,7 +165,7 @@ function sorting(columns, lines, body, first) {
   return heads;
 }
 
-export function table(caption, columns, rows, { id, row = () => ({}), first = Infinity, more = "" } = {}) {
+export function table(caption, columns, rows, { id, row = () => ({}), first = Infinity, more = "", total = rows.length } = {}) {
   const align = (column) => (column.number ? "number" : null);
   const cell = (content, at) =>
     h(at ? "td" : "th", { scope: at ? null : "row", class: align(columns[at]) }, content ?? "");
@@ -182,7 +182,10 @@ export function table(caption, columns, rows, { id, row = () => ({}), first = In
     { tabindex: "0", role: "region", "aria-label": caption },
     h("table", { id }, h("caption.unseen", caption), h("thead", h("tr", heads)), body),
   );
-  const beyond = rows.length > MOST_ROWS ? h("p.help", `The first ${countText(MOST_ROWS)} of ${countText(rows.length)} rows; the JSON has all.`) : null;
+  const beyond =
+    total > MOST_ROWS
+      ? h("p.help.beyond", `The first ${countText(MOST_ROWS)} of ${countText(total)} rows; the JSON has all.`)
+      : null;
   if (rows.length <= first) return beyond ? [scroll, beyond] : scroll;
   const show = h("button.quiet", { type: "button", id: `${id}-all` }, `Show ${countText(lines.length - first)} more`);
   const rest = h("div.more", show, more ? h("p.help", more) : null);

@@ -1,6 +1,6 @@
 /* A diagnosis: totals, calls by the time that could be saved with the reason and what to try, what was not matched. */
 
-import { card, DASH, facts, faint, figures, labelOf, note, number, sum, support, table, titleLine } from "../answer.js";
+import { card, DASH, facts, faint, figures, labelOf, MOST_ROWS, note, number, sum, support, table, titleLine } from "../answer.js";
 import { h } from "../dom.js";
 import { countText, digits, percent } from "../units.js";
 import { callText, onRoofline, peaksOf, reasons, us } from "./diagnose_charts.js";
@@ -39,7 +39,7 @@ function kernelLink(row, gpu) {
 }
 
 function kernelsTable(rows, gpu) {
-  const cells = rows.map((row) => {
+  const cells = rows.slice(0, MOST_ROWS).map((row) => {
     const main = row.reasons[0];
     return [
       countText(row.rank),
@@ -59,6 +59,7 @@ function kernelsTable(rows, gpu) {
   const listed = table("Calls, by the time that could be saved", COLUMNS, cells, {
     id: "ranking",
     first: FIRST_ROWS,
+    total: rows.length,
     more: `and ${countText(rest.length)} more calls with ${percent(total("share"))} of the time, where ${us(total("could_win_us"))} could be saved`,
     row: (at) => ({
       dataset: {
