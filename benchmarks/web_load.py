@@ -1,6 +1,8 @@
 """The page's server under load: `python benchmarks/web_load.py` starts it, asks from this process, prints latencies.
 
 `--clients 50 --seconds 30`: kernels and models in turn, no question twice, by one client and then by so many at once.
+`--think 0.5`: seconds between an answer and the next question of a client. `--aborting 5`: so many of the clients ask
+long questions and hang up after a moment; no worker may end of it, and no error come but 429 and 503 with Retry-After.
 `--fuzz 5000`: instead, so many questions with words drawn from the OpenAPI document and some that are none; every
 answer must be one or a problem.
 """
@@ -32,6 +34,7 @@ class Connection:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self.retry_after: str | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, words: Any) -> tuple[int, str, bytes]:
@@ -47,10 +50,15 @@ class Connection:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
         content = await reader.readexactly(int(fields["content-length"]))
+        self.retry_after = fields.get("retry-after")
         if fields.get("connection") == "close":
-            writer.close()
-            self._streams = None
+            self.close()
         return int(lines[0].split()[1]), fields["content-type"], content
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
 
 def drawn(draws: random.Random) -> Question:
@@ -68,27 +76,56 @@ def drawn(draws: random.Random) -> Question:
     return "infer", {"model": model, "gpu": gpu, "tp": {"llama-3.1-70b": 8, "qwen3-30b-a3b": 4}.get(model, 1), **words}
 
 
+def drawn_long(draws: random.Random) -> Question:
+    """A question that takes seconds."""
+    load = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "request_rate": 50, "num_prompts": 50_000, "output_len": 2000}
+    slow = {"model": "qwen3-0.6b", "gpu": "h200_sxm", "chunk": 1, "input_len": draws.randrange(20_000, 30_000)}
+    every = {"model": "llama-3.1-70b", "gpus": ["all"], "input_len": draws.randrange(64, 2048)}
+    return draws.choice((("simulate", {**load, "seed": draws.randrange(2**31)}), ("infer", slow), ("compare", every)))
+
+
+async def aborting(port: int, until: float, draws: random.Random, errors: Counter[str]) -> None:
+    """A client that hangs up before its answer comes."""
+    while time.perf_counter() < until:
+        connection = Connection(port)
+        question, words = drawn_long(draws)
+        try:
+            async with asyncio.timeout(draws.uniform(0.05, 0.8)):
+                status, _, content = await connection.post(f"/api/v1/{question}", words)
+            if status not in (200, 429, 503):
+                errors[f"{status} {content[:300].decode()}"] += 1
+        except TimeoutError:
+            errors["hung up"] += 1
+        connection.close()
+
+
 async def client(
-    port: int, until: float, draws: random.Random, took: dict[str, list[float]], errors: Counter[str]
+    port: int, until: float, draws: random.Random, took: dict[str, list[float]], errors: Counter[str], think_s: float
 ) -> None:
     connection = Connection(port)
     while time.perf_counter() < until:
+        if think_s:
+            await asyncio.sleep(draws.uniform(0, 2 * think_s))
         question, words = drawn(draws)
         started = time.perf_counter()
         status, _, content = await connection.post(f"/api/v1/{question}", words)
         took[question].append(time.perf_counter() - started)
-        if status != 200:
+        if status in (429, 503) and connection.retry_after:
+            errors[f"{status} with Retry-After"] += 1
+        elif status != 200:
             errors[f"{status} {content[:300].decode()}"] += 1
 
 
-async def load(port: int, clients: int, seconds: float) -> bool:
+async def load(port: int, clients: int, seconds: float, hang_up: int = 0, think_s: float = 0.0) -> bool:
     """Latencies of so many clients; whether all was answered."""
     took: dict[str, list[float]] = {"kernel": [], "infer": []}
     errors: Counter[str] = Counter()
     until = time.perf_counter() + seconds
     await asyncio.gather(
-        *(client(port, until, random.Random(f"{clients} {one}"), took, errors) for one in range(clients))
-    )
+        *(client(port, until, random.Random(f"{clients} {one}"), took, errors, think_s)
+          for one in range(clients - hang_up)),
+        *(aborting(port, until, random.Random(f"long {one}"), errors) for one in range(hang_up)),
+    )  # fmt: skip
     for question, times in took.items():
         ordered = sorted(times)
         p50, p95 = (1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95))
@@ -96,7 +133,7 @@ async def load(port: int, clients: int, seconds: float) -> bool:
               f"  p50 {p50:7.1f} ms  p95 {p95:7.1f} ms")  # fmt: skip
     for error, count in errors.most_common(5):
         print(f"  {count} x {error}")
-    return not errors
+    return all(error == "hung up" or error.endswith("with Retry-After") for error in errors)
 
 
 def odd(schema: Any, draws: random.Random, depth: int = 0) -> Any:
@@ -128,7 +165,7 @@ def odd(schema: Any, draws: random.Random, depth: int = 0) -> Any:
 def odd_question(document: Any, draws: random.Random) -> Question:
     """An example of the document with a few words changed or added."""
     schemas = document["components"]["schemas"]
-    question = draws.choices(("kernel", "infer", "simulate", "compare", "plan"), (50, 30, 10, 6, 4))[0]
+    question = draws.choices(("kernel", "infer", "curves", "simulate", "compare", "plan"), (50, 26, 4, 10, 6, 4))[0]
     schema = schemas[f"{question.title()}Body"]
     words = dict(schema["examples"][0])
     if question == "kernel":
@@ -178,8 +215,8 @@ async def fuzz(port: int, count: int, seed: int) -> bool:
 
 
 @contextmanager
-def served(workers: int) -> Iterator[tuple[int, Callable[[], float]]]:
-    """A server of its own: its port, and the memory that it and its workers hold, in MB."""
+def served(workers: int) -> Iterator[tuple[int, Callable[[], float], Callable[[], set[int]]]]:
+    """A server of its own: its port, the memory that it and its workers hold, in MB, and its workers."""
     command = [sys.executable, "-m", "kernelcast", "web", "--port", "0", "--workers", str(workers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -190,7 +227,12 @@ def served(workers: int) -> Iterator[tuple[int, Callable[[], float]]]:
                                   capture_output=True, text=True, check=False).stdout  # fmt: skip
             return sum(map(int, told.split())) / 1e3
 
-        yield port, memory_mb
+        def children() -> set[int]:
+            told = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True,
+                                  check=False).stdout  # fmt: skip
+            return {int(pid) for pid in told.split()}
+
+        yield port, memory_mb, children
         process.send_signal(2)
         process.wait()
 
@@ -200,15 +242,23 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--workers", type=int, default=max(2, os.cpu_count() or 2))
+    parser.add_argument("--aborting", type=int, default=0, metavar="N", help="of the clients that hang up")
+    parser.add_argument("--think", type=float, default=0.0, metavar="S", help="seconds before a client asks again")
     parser.add_argument("--fuzz", type=int, default=0, metavar="N", help="ask N odd questions instead")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    with served(asked.workers) as (port, memory_mb):
+    with served(asked.workers) as (port, memory_mb, children):
         asyncio.run(load(port, 2, 5.0))  # warm
         if asked.fuzz:
             return 0 if asyncio.run(fuzz(port, asked.fuzz, asked.seed)) else 1
         print(f"-- {asked.workers} workers")
-        good = [asyncio.run(load(port, clients, asked.seconds)) for clients in (1, asked.clients)]
+        before = children()
+        good = [asyncio.run(load(port, 1, min(asked.seconds, 10.0)))]
+        good.append(asyncio.run(load(port, asked.clients, asked.seconds, asked.aborting, asked.think)))
+        time.sleep(3)  # what was told to stop has stopped
+        alive = before & children()
+        print(f"workers that live since the start: {len(alive)} of {len(before)}")
+        good.append(not asked.aborting or alive == before)
         print(f"memory {memory_mb():,.0f} MB")
     return 0 if all(good) else 1
 

@@ -32,7 +32,8 @@ SCREENS: dict[str, dict[str, Any]] = {
     "_phone": {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True},
 }
 PAGES = {
-    "model": "/model?model=qwen3-235b-a22b&gpu=b200_sxm&batch=32&input_len=2048&output_len=256&tp=4&ep=4&dtype=fp8",
+    "model": "/model?model=qwen3-235b-a22b&gpu=b200_sxm&batch=32&input_len=2048&output_len=256&tp=4&ep=4&dtype=fp8"
+    "&sweep=batch",
     "kernel": "/kernel?op=gemm&gpu=h200_sxm&m=4096&n=4096&k=4096",
     "compare": "/compare?model=llama-3.1-70b&gpus=a100_sxm&gpus=h100_sxm&gpus=h200_sxm&gpus=b200_sxm&gpus=l40s"
     "&what_if=dram_bytes_per_s*1.5",

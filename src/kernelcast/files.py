@@ -245,7 +245,7 @@ def opened_parquet(file: Path, name: Path, most_bytes: int, most_rows: int) -> I
     of equal values takes a few bytes, however many they are."""
     import duckdb
 
-    memory = {"memory_limit": f"{most_bytes}B", "threads": 1, "max_temp_directory_size": "0B"}
+    memory: dict[str, Any] = {"memory_limit": f"{most_bytes}B", "threads": 1, "max_temp_directory_size": "0B"}
     with duckdb.connect(config=memory) as connection, _plain_errors(name):
         source = text(str(file))
         rows = (connection.execute(f"SELECT sum(num_rows) FROM parquet_file_metadata({source})").fetchone() or (0,))[0]

@@ -59,12 +59,15 @@ def test_the_limits_that_it_tells_are_the_server_s(served: Served) -> None:
     limits = answer("curl -s http://127.0.0.1:8321/api/v1/about", served)["limits"]
     assert isinstance(limits, dict)
     text = PAGE.read_text(encoding="utf-8")
-    assert f"| body of a question | {limits['body_bytes'] // 2**20} MiB |" in text
+    assert f"| body of a question | {limits['body_bytes'] // 2**20} MiB, " in text
     assert f"{limits['upload_bytes'] // 2**20} MiB, {limits['unpacked_bytes'] // 2**20} MiB unpacked" in text
-    told = re.findall(r"kernel (\d+), infer (\d+), simulate (\d+), compare and diagnose (\d+), plan (\d+)", text)[0]
-    names = ("kernel", "infer", "simulate", "compare", "plan")
+    assert f"{limits['file_rows']:,} rows of a table, {limits['file_events']:,} events of a trace" in text
+    told = re.findall(
+        r"kernel (\d+), diagnose (\d+), infer (\d+), curves and simulate (\d+), compare (\d+), plan (\d+)", text
+    )[0]
+    names = ("kernel", "diagnose", "infer", "simulate", "compare", "plan")
     assert [float(one) for one in told] == [limits["seconds"][name] for name in names]
-    assert limits["seconds"]["diagnose"] == limits["seconds"]["compare"]
+    assert limits["seconds"]["curves"] == limits["seconds"]["simulate"]
 
 
 def test_its_pictures_are_there_and_small() -> None:

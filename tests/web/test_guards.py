@@ -25,7 +25,7 @@ from fastapi.testclient import TestClient
 from kernelcast.app.web.app import create_app
 from kernelcast.app.web.connections import bounded
 from kernelcast.app.web.guards import Guards, strict_json
-from kernelcast.app.web.limits import Limits
+from kernelcast.app.web.limits import Limits, machine_bytes
 from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem
 from kernelcast.app.web.routes import unless_gone
@@ -76,7 +76,9 @@ def test_other_sites_pages_are_not_answered(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["kernel", "diagnose?filename=t.json"])
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost", "http://localhost:9", "file://"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost", "http://localhost:9", "file://"]
+)
 def test_a_page_of_another_origin_is_not_answered(client: TestClient, path: str, origin: str) -> None:
     """Of another name, of none (a sandboxed frame, a file), or of another port of this machine."""
     media_type = "application/octet-stream" if "diagnose" in path else "application/json"
@@ -118,8 +120,14 @@ def test_bodies_of_too_many_values() -> None:
 
 def test_a_wrong_address_is_a_page_for_a_browser(client: TestClient) -> None:
     page = client.get("/no/such/page", headers={"Accept": "text/html,*/*"})
-    assert page.status_code == 404 and page.headers["content-type"].startswith("text/html") and "/static/js" in page.text
-    for path, accept in (("/no/such/page", "application/json"), ("/api/v1/nothing", "text/html"), ("/static/x", "text/html")):
+    assert (
+        page.status_code == 404 and page.headers["content-type"].startswith("text/html") and "/static/js" in page.text
+    )
+    for path, accept in (
+        ("/no/such/page", "application/json"),
+        ("/api/v1/nothing", "text/html"),
+        ("/static/x", "text/html"),
+    ):
         other = client.get(path, headers={"Accept": accept})
         assert other.status_code == 404
         problem_of(other)
@@ -292,6 +300,7 @@ def test_a_worker_that_does_not_leave_a_question_is_killed() -> None:
 
 def test_questions_that_turn_out_long_leave_a_worker_to_short_ones() -> None:
     """Six batches whose prompts are prefilled a token a step take seconds each; a kernel takes milliseconds."""
+
     async def tried() -> None:
         limits = replace(LIMITS, brief_seconds=0.4)
         async with WorkerPool(limits) as pool:
@@ -550,3 +559,10 @@ def test_addresses() -> None:
     assert address("::1", 1) == "http://[::1]:1" and address("0.0.0.0", 1) == "http://127.0.0.1:1"
     with pytest.raises(KernelcastError, match="no such address"):
         listening("no.such.name.invalid", 0)
+
+
+def test_memory_of_a_worker_is_a_share_of_the_machine_s() -> None:
+    for workers in (2, 16, 10_000):
+        share = 0.6 * machine_bytes() / workers
+        assert Limits(workers=workers).worker_bytes == min(8 << 30, max(1 << 30, int(share)))
+    assert Limits(worker_bytes=5 << 30).worker_bytes == 5 << 30

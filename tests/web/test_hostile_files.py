@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -83,10 +84,10 @@ FILES: dict[str, Callable[[Path], bytes]] = {
     "cut.json.gz": lambda _: gz((b"[1],", 10**6))[:-9],
     "garbage.json.gz": lambda _: b"\x1f\x8b" + bytes(range(256)) * 4096,
     "deep.json": lambda _: b"[" * 50 * MIB,
-    "deep_args.json": lambda _: b'{"traceEvents": [{"ph": "X", "args": ' + b'{"a":' * 10**6 + b"0" + b"}" * 10**6 + b"}]}",
+    "deep_args.json": lambda _: b'{"traceEvents": [{"args": ' + b'{"a":' * 10**6 + b"0" + b"}" * 10**6 + b"}]}",
     "digits.json": lambda _: b'{"traceEvents": [{"ph": "X", "ts": ' + b"9" * 10**6 + b"}]}",
     "types.json": lambda _: trace({**KERNEL_EVENT, "ts": "x"}, {**KERNEL_EVENT, "args": []}, {"ph": 7}),
-    "no_numbers.json": lambda _: b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": NaN, "dur": -Infinity}]}',
+    "no_numbers.json": lambda _: trace({**KERNEL_EVENT, "ts": float("nan"), "dur": -math.inf}),
     "grid.json": lambda _: trace({**KERNEL_EVENT, "args": {"grid": [1e300, -5, 2], "block": "xyz"}}),
     "shapes.json": lambda _: trace({**OP_EVENT, "args": {"External id": 1, "Input Dims": [[10**30, -1]] * 9}},
                                    {**KERNEL_EVENT, "args": {"External id": 1}}),

@@ -147,6 +147,51 @@ def test_a_model_by_its_config(ask: Any, refused: Any, run: Any, tmp_path: Path,
     assert "not supported" in refused(422, "infer", config={**config, "model_type": "none"}, gpu="h200_sxm")
 
 
+def test_a_point_of_a_curve_is_what_infer_answers(ask: Any, refused: Any, run: Any) -> None:
+    words = {"model": "llama-3.1-70b", "gpu": "h200_sxm", "input_len": 512, "output_len": 64}
+    found = ask(
+        "curves", **words, vary="batch", sizes=[1, 16], cases=[{"tp": 1}, {"tp": 4}, {"gpu": "b200_sxm", "tp": 2}]
+    )
+    one, four, other = found["answer"]["curves"]
+    assert all("too large" in point["why"] and point["ttft_s"] is None for point in one["points"])  # 131 GiB of weights
+    assert one["largest_batch"] == 0 and four["gpus"] == 4 and other["gpu"] == "NVIDIA B200"
+    loops = found["command"].splitlines()
+    for curve, loop in ((four, loops[1]), (other, loops[2])):
+        command = loop.partition("do ")[2].removesuffix("; done").replace("$n", "16")
+        answer = typed(run, command)
+        point = curve["points"][1]
+        same = (
+            "ttft_s",
+            "tpot_s",
+            "tpot_s_low",
+            "tpot_s_high",
+            "tokens_per_s",
+            "tokens_per_s_per_gpu",
+            "memory_bytes",
+            "support",
+        )
+        assert point["batch"] == 16 and {name: point[name] for name in same} == {name: answer[name] for name in same}
+    longer = ask("curves", **{**words, "tp": 4}, batch=2, vary="input_len", sizes=[256], cases=[{}])
+    assert longer["answer"]["curves"][0]["points"][0]["ttft_s"] > 0
+    assert "--input-len $n" in longer["command"] and "--batch 2" in longer["command"]
+    assert "sizes" in refused(422, "curves", **words, vary="batch", sizes=[0], cases=[{}])
+    assert "unknown gpu" in refused(422, "curves", **words, vary="batch", sizes=[1], cases=[{"gpu": "/etc/passwd"}])
+
+
+def test_cost_and_kernels_beside_a_batch(ask: Any) -> None:
+    words = {"model": "llama-3.1-70b", "batch": 8, "output_len": 32}
+    found = ask("infer", **words, gpu="h200_sxm", tp=2)
+    (row,) = ask("compare", **words, gpus=["h200_sxm"], max_gpus=2)["answer"]["rows"]
+    assert row["layout"]["tp"] == 2
+    assert found["cost"]["usd_per_million_tokens"] == pytest.approx(row["usd_per_million_tokens"], rel=1e-9)
+    assert found["fits"]["largest_batch"] > 8 and found["fits"]["largest_input_len"] > 1024
+    kernels = {(entry["phase"], entry["part"]): entry for entry in found["kernels"]}
+    mlp = kernels["decode", "mlp"]
+    assert mlp["op"] == "gemm" and mlp["parameters"]["m"] == 8  # a token of each request
+    asked = ask("kernel", op=mlp["op"], gpu="h200_sxm", parameters=mlp["parameters"])
+    assert asked["answer"]["time_s"] > 0
+
+
 def test_over_time_follows_the_load(ask: Any) -> None:
     found = ask("simulate", model="llama-3.2-1b", gpu="l40s", num_prompts=64, output_len=64, intervals=False,
                 max_num_seqs=16, request_rate=100)  # fmt: skip
@@ -216,7 +261,9 @@ def test_diagnose_is_the_commands(client: TestClient, run: Any, monkeypatch: Any
     monkeypatch.chdir(folder)
     for name, words in (("planted_faults.json.gz", "gpu=h200_sxm&dtype=bf16"), ("planted_waves.json.gz", ""),
                         ("ncu_metrics.csv", "gpu=h200_sxm")):  # fmt: skip
-        response = client.post(f"/api/v1/diagnose?filename={name}&{words}", content=(folder / name).read_bytes(), headers=FILE)
+        response = client.post(
+            f"/api/v1/diagnose?filename={name}&{words}", content=(folder / name).read_bytes(), headers=FILE
+        )
         assert response.status_code == 200, response.text
         found = response.json()
         assert typed(run, found["command"]) == found["answer"]
@@ -240,7 +287,9 @@ def test_diagnose_reads_tables_as_the_command_does(client: TestClient, run: Any,
         path = tmp_path / f"t.{ending}"
         code, out, err = run("diagnose", path, "--gpu", "h200_sxm", "--json")
         assert code == 0, err
-        response = client.post(f"/api/v1/diagnose?filename=t.{ending}&gpu=h200_sxm", content=path.read_bytes(), headers=FILE)
+        response = client.post(
+            f"/api/v1/diagnose?filename=t.{ending}&gpu=h200_sxm", content=path.read_bytes(), headers=FILE
+        )
         assert response.status_code == 200, response.text
         assert response.json()["answer"] == json.loads(out), ending
 

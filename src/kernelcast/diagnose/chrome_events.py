@@ -31,9 +31,7 @@ def load_trace(path: Path) -> dict[str, Any]:
     return parse_trace(path.read_bytes(), path)
 
 
-def parse_trace(
-    raw: bytes, path: Path, max_bytes: int | None = None, max_events: float = math.inf
-) -> dict[str, Any]:
+def parse_trace(raw: bytes, path: Path, max_bytes: int | None = None, max_events: float = math.inf) -> dict[str, Any]:
     """The same of a file's bytes; ``max_bytes``: the most it may have decompressed."""
     try:
         text = (_decompressed(raw, path, max_bytes) if raw[:2] == _GZIP else raw).decode(errors="replace")
@@ -50,7 +48,9 @@ def parse_trace(
     except ValueError as error:  # a number of thousands of digits
         raise KernelcastError(f"{path}: not a Chrome trace: {error}") from None
     if events > max_events:
-        raise KernelcastError(f"{path}: a trace may have {max_events:,} events here, not {events:,}: record fewer steps")
+        raise KernelcastError(
+            f"{path}: a trace may have {max_events:,} events here, not {events:,}: record fewer steps"
+        )
     if isinstance(content, list):
         content = {"traceEvents": content}
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):

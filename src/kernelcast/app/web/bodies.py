@@ -66,7 +66,9 @@ def _last(name: str) -> str:
 Config = Annotated[dict[str, Any], AfterValidator(_bounded)]
 ConfigName = Annotated[
     str,
-    StringConstraints(strict=True, max_length=TEXT_CHARS, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    StringConstraints(
+        strict=True, max_length=TEXT_CHARS, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$"
+    ),
     AfterValidator(_last),
 ]
 _CONFIG: dict[str, Any] = {
@@ -149,7 +151,10 @@ class CurveCase(BaseModel):
     ep: Degree | None = None
 
 
-class CurvesBody(BODIES["infer"]):  # type: ignore[misc, valid-type]
+_InferBody: Any = BODIES["infer"]
+
+
+class CurvesBody(_InferBody):  # type: ignore[misc]
     """A static batch at many sizes, on several GPUs or layouts."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{**_EXAMPLES["infer"], "cases": [{"tp": 1}, {"tp": 2}],

@@ -20,7 +20,10 @@ _FIGURES = ("ttft_s", "ttft_s_low", "ttft_s_high", "tpot_s", "tpot_s_low", "tpot
 def what_fits(question: InferQuestion) -> dict[str, int]:
     """The largest batch of such requests, and the longest prompts of such a batch."""
     deployment, workload = question.batch_of()
-    return {"largest_batch": largest_batch(deployment, workload), "largest_input_len": largest_input(deployment, workload)}
+    return {
+        "largest_batch": largest_batch(deployment, workload),
+        "largest_input_len": largest_input(deployment, workload),
+    }
 
 
 def curves(
@@ -62,5 +65,6 @@ def _fits(question: InferQuestion) -> dict[str, Any]:
 
 def _loop(shown: InferQuestion, vary: str, sizes: Sequence[int]) -> str:
     """The commands of a curve, as a shell runs them."""
-    command = as_command(replace(shown, **{vary: None}))
+    without: dict[str, Any] = {vary: None}
+    command = as_command(replace(shown, **without))
     return f"for n in {' '.join(map(str, sizes))}; do {command} --{_SIZES[vary]} $n; done"

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 import os
 import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelcast.app.web.limits import HEAVY, RESTARTED, WORKER_LIMITS, Limits
+from kernelcast.app.web.limits import HEAVY, PATIENCE_S, RESTARTED, WORKER_LIMITS, Limits
 from kernelcast.app.web.problems import Problem
 from kernelcast.app.web.worker import pack, receive
 
@@ -59,12 +61,43 @@ class _WorkerProcess:
         return await receive(source)
 
 
+class _IdleWorkers:
+    """Workers that wait for a question, and questions that wait for a worker: by when they came, and how long such
+    questions may wait. A kernel takes milliseconds, so it goes before a model that came up to five seconds earlier."""
+
+    def __init__(self) -> None:
+        self._workers: deque[_WorkerProcess] = deque()
+        self._waiting: list[tuple[float, int, asyncio.Future[_WorkerProcess]]] = []
+        self._order = itertools.count()
+
+    def put(self, worker: _WorkerProcess) -> None:
+        while self._waiting:
+            *_, waiter = heapq.heappop(self._waiting)
+            if not waiter.done():
+                waiter.set_result(worker)
+                return
+        self._workers.append(worker)
+
+    async def get(self, patience_s: float) -> _WorkerProcess:
+        if self._workers:
+            return self._workers.popleft()
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        heapq.heappush(self._waiting, (loop.time() + patience_s, next(self._order), waiter))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.put(waiter.result())
+            raise
+
+
 @dataclass
 class WorkerPool:
     """``async with WorkerPool(limits) as pool: await pool.run("kernel", {...})``"""
 
     limits: Limits
-    _idle: asyncio.Queue[_WorkerProcess] = field(default_factory=asyncio.Queue)
+    _idle: _IdleWorkers = field(default_factory=_IdleWorkers)
     workers: set[_WorkerProcess] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closed: bool = False
@@ -107,10 +140,10 @@ class WorkerPool:
     ) -> WorkerReply:
         """The answer of a worker; ``TimeoutError`` after so many seconds of its time."""
         async with contextlib.AsyncExitStack() as held:
-            worker = await self._free_worker(heavy, held)
+            worker = await self._free_worker(heavy, PATIENCE_S.get(task, 0.0), held)
             number = next(self._numbers)
-            header = {"task": task, "arguments": arguments, "number": number}
-            asked = asyncio.ensure_future(worker.call(header, payload))
+            question = {"task": task, "arguments": arguments, "number": number}
+            asked = asyncio.ensure_future(worker.call(question, payload))
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
                 async with asyncio.timeout(seconds):
@@ -142,9 +175,9 @@ class WorkerPool:
         if header["retires"]:
             self._replace(worker)
         else:
-            self._idle.put_nowait(worker)
+            self._idle.put(worker)
 
-    async def _free_worker(self, heavy: bool, held: contextlib.AsyncExitStack) -> _WorkerProcess:
+    async def _free_worker(self, heavy: bool, patience_s: float, held: contextlib.AsyncExitStack) -> _WorkerProcess:
         """The next idle worker; long tasks leave one to short ones, until ``held`` ends."""
         waiting = self._waiting[heavy]
         if waiting >= (self.limits.heavy_waiting if heavy else self.limits.light_waiting):
@@ -154,15 +187,15 @@ class WorkerPool:
             async with asyncio.timeout(self.limits.waiting_seconds):
                 if heavy:
                     await held.enter_async_context(self._heavy)
-                return await self._alive()
+                return await self._alive(patience_s)
         except TimeoutError:
             raise Problem(503, "all workers are busy; try again in a moment", retry_s=5) from None
         finally:
             self._waiting[heavy] -= 1
 
-    async def _alive(self) -> _WorkerProcess:
+    async def _alive(self, patience_s: float) -> _WorkerProcess:
         """The next idle worker; a worker that ended meanwhile is replaced."""
-        while (worker := await self._idle.get()).process.returncode is not None:
+        while (worker := await self._idle.get(patience_s)).process.returncode is not None:
             self._replace(worker)
         return worker
 
@@ -201,7 +234,7 @@ class WorkerPool:
             except asyncio.CancelledError:
                 worker.kill()
                 raise
-            self._idle.put_nowait(worker)
+            self._idle.put(worker)
             return
 
     async def _ended(self, worker: _WorkerProcess) -> None:

@@ -31,7 +31,10 @@ _FILE_NAME = r"^[^/\\\x00-\x1f-][^/\\\x00-\x1f]*$"  # no path, and nothing that 
 _ABOUT = {
     "kernel": ("One kernel call", "Its time, what limits it, and what the best kernel would reach."),
     "infer": ("One static batch of a language model", "How fast it runs, what takes the time, and whether it fits."),
-    "curves": ("A batch at many sizes", "Curves over batch or prompt length, one a GPU or layout; a point is one infer."),
+    "curves": (
+        "A batch at many sizes",
+        "Curves over batch or prompt length, one a GPU or layout; a point is one infer.",
+    ),
     "simulate": ("A served model under load", "Latencies, throughput, and what binds."),
     "compare": ("A model on many GPUs", "Each at its best layout, batch and format, in order."),
     "plan": ("The cheapest GPUs that keep latency goals", "Which, how many, and how to run a model on them."),

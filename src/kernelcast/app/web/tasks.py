@@ -74,16 +74,16 @@ def part_kernels(result: Inference) -> list[dict[str, Any]]:
     for phase in ("prefill", "decode"):
         passes = [each for each in result.passes if each.phase == phase and each.deployment is result.deployment]
         for each in passes[:1] if phase == "prefill" else passes[len(passes) // 2 :][:1]:
-            for launch, kernel in zip(each.launches, each.kernels, strict=False):  # what is no kernel comes last
-                key, call = (phase, kernel.part), launch.call
-                if kernel.launches and kernel.time_s > found.get(key, {"time_s": 0.0})["time_s"]:
-                    found[key] = {"phase": phase, "part": kernel.part, "op": call.op, "time_s": kernel.time_s,
+            for launch, time in zip(each.launches, each.kernels, strict=False):  # what is no kernel comes last
+                key, call = (phase, time.part), launch.call
+                if time.launches and time.time_s > found.get(key, {"time_s": 0.0})["time_s"]:
+                    found[key] = {"phase": phase, "part": time.part, "op": call.op, "time_s": time.time_s,
                                   "parameters": dict(call.parameters)}  # fmt: skip
     return list(found.values())
 
 
 def _cost(result: Inference) -> dict[str, Any] | None:
-    """Dollars of the run's tokens at the price of its GPU, as `kernelcast compare` counts them; None without a price."""
+    """Dollars of the run at the price of its GPU, as `kernelcast compare` counts them; None without a price."""
     from kernelcast.hardware.prices import read_prices
 
     price = read_prices().get(result.deployment.gpu.known_as)
@@ -194,7 +194,7 @@ def _with_model(command: str, forecast: Callable[[Any, Arguments], dict[str, Any
 
 
 def _asked(command: str, given: Arguments, arguments: Arguments) -> tuple[Any, Any]:
-    """The question, and as it is shown: a config by its file, or by its folder where formats are in a file beside it."""
+    """The question, and as it is shown: a config by its file; by its folder where a file beside it has the formats."""
     if ("config" in arguments) == ("model" in arguments):
         raise KernelcastError("which model? give a name of GET /api/v1/models, or a config, not both")
     if "config" not in arguments:

@@ -3,14 +3,19 @@
    figures(answer, [[key, label, format, note, unit], …])
                             Headline numbers in a row: data-figure=key, data-value=its value, the command line's text, and the
                             80% interval drawn from zero where the answer has key_low and key_high; null is skipped.
+                            Beside a pinned baseline of this page each says by how much it differs.
+   baseline                 {pin(label), drop(), label}: the figures in sight as what later ones are held against.
    value(answer, key, format)            Such a number alone, without a label.
    card(title, {id, wide}, ...children)  A section with an h2; wide spans both columns.
    table(caption, columns, rows, {id, row, first, more})
                             columns: ["part", number("share")]; cells: text or node. Scrolls inside its own box; the caption is
                             for readers alone. row(at): properties of a row. first: rows beyond are hidden until a button (its id
-                            is the table's and "-all") shows them; more: a sentence beside it.
+                            is the table's and "-all") shows them; more: a sentence beside it. A click on a column sorts by it.
+                            At most 1,000 rows are drawn; total: how many there are, where no more than those are given.
+   evidenceLink(op, gpu, text)           to the measured configurations of an op on a GPU.
    folded(title, ...children)            A disclosure.
    facts([[name, value], …])             Names and values in two columns; null and "" are left out.
+   term(name)               "MFU" with what it means as a tooltip.
    titleLine(...parts), faint(text)      What was forecast, in one line.
    layoutParts(layout)                   ["tp 4", "ep 4"]; gpusText({gpus, gpu}) "4 x NVIDIA H200".
    support(level, by), badge(level), level(name)   How well an answer is supported: a sentence (and, of a whole answer, the
@@ -46,6 +51,12 @@ const ASPECTS = {
 export const has = (value) => value !== null && value !== undefined;
 export const sum = (values) => values.reduce((total, value) => total + value, 0);
 export const faint = (...text) => h("span.faint", text);
+const MEANS = {
+  MFU: "model FLOPs utilization: the useful FLOPs over what the tensor cores could do in the time",
+  support: "how close this is to what was measured: seen, near or extrapolated",
+};
+/** A term with what it means. */
+export const term = (name, text = name) => h("abbr", { title: MEANS[name] }, text);
 export const titleLine = (...parts) => h("p#title-line.title-line", parts);
 export const layoutParts = (layout, between = " ") =>
   ["tp", "pp", "dp", "ep"].filter((name) => layout[name] > 1).map((name) => `${name}${between}${layout[name]}`);
@@ -64,10 +75,29 @@ export const value = (answer, key, format, unit = "") =>
     quantity(`${format(answer[key])}${unit && ` ${unit}`}`),
   );
 
+let latest = {}; // the figures in sight
+let pinned = null;
+export const baseline = {
+  pin: (label) => (pinned = { label, page: location.pathname, values: latest }),
+  drop: () => (pinned = null),
+  get label() {
+    return pinned?.page === location.pathname ? pinned.label : null;
+  },
+};
+
+function difference(key, value, shown) {
+  const before = baseline.label ? pinned.values[key] : undefined;
+  if (typeof value !== "number" || typeof before !== "number" || !(before > 0)) return null;
+  const change = value / before - 1;
+  const text = Math.abs(change) < 5e-4 ? "same as" : `${change < 0 ? "−" : "+"}${oneDecimalPercent(Math.abs(change))} of`;
+  return h("p.figure-note.delta", { dataset: { delta: key, value: change } }, h("b", text), ` the baseline, ${shown(before)}`);
+}
+
 function figure(answer, [key, label, format, note, unit]) {
   const [low, high] = [answer[`${key}_low`], answer[`${key}_high`]];
   const most = digitsOf(answer[key], low, high);
   const shown = (number) => format(number, most);
+  latest[key] = answer[key];
   const text = has(low) && `${shown(low)} to ${shown(high)}`;
   return h(
     "div.figure",
@@ -78,14 +108,17 @@ function figure(answer, [key, label, format, note, unit]) {
       h("p.interval-text", text),
     ],
     note ? h("p.figure-note", note) : null,
+    difference(key, answer[key], shown),
   );
 }
 
-export const figures = (answer, list) =>
-  h(
+export function figures(answer, list) {
+  latest = {};
+  return h(
     "div.figures",
     list.filter(Boolean).map((entry) => figure(answer, entry)),
   );
+}
 
 export const card = (title, { id, wide }, ...children) =>
   h("section", { class: wide ? "card wide" : "card", id }, h("h2", title), children);
@@ -93,26 +126,75 @@ export const card = (title, { id, wide }, ...children) =>
 export const number = (label) => ({ label, number: true });
 export const labelOf = (column) => column.label ?? column;
 
-export function table(caption, columns, rows, { id, row = () => ({}), first = Infinity, more = "" } = {}) {
+export const MOST_ROWS = 1000; // that a browser draws at once without a pause
+const SCALES = { n: 1e-9, "µ": 1e-6, m: 1e-3, k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15 };
+const POWERS = { Ki: 2 ** 10, Mi: 2 ** 20, Gi: 2 ** 30, Ti: 2 ** 40 };
+
+/** What a cell sorts by: its number in its unit ("1.5 ms" before "2 s"), else its text. */
+export function sortKey(text) {
+  const match = /^[×✕~\s]*(-?[\d,]*\.?\d+)\s*([A-Za-zµ]*)/.exec(text);
+  if (!match) return text;
+  const [, digits, unit] = match;
+  const scale = POWERS[unit.slice(0, 2)] ?? (unit.length > 1 ? SCALES[unit[0]] : 1) ?? 1;
+  return Number(digits.replaceAll(",", "")) * scale;
+}
+
+/** Of numbers by size, of texts by letters, and what is empty last. */
+function compared(a, b) {
+  const kinds = [a, b].map((value) => (value === "" || value === DASH ? 2 : typeof value === "number" ? 0 : 1));
+  if (kinds[0] !== kinds[1]) return kinds[0] - kinds[1];
+  return kinds[0] ? String(a).localeCompare(String(b)) : a - b;
+}
+
+function sorting(columns, lines, body, first) {
+  let [by, down] = [null, false];
+  const heads = columns.map((column, at) => {
+    const button = h("button.sort", { type: "button" }, labelOf(column));
+    button.addEventListener("click", () => {
+      down = by === at && !down;
+      by = at;
+      const open = !lines.some((line) => line.hidden);
+      const keyed = lines.map((line) => [sortKey(line.children[at].textContent.trim()), line]);
+      keyed.sort(([a], [b]) => compared(a, b) * (down ? -1 : 1));
+      body.append(...keyed.map(([, line]) => line));
+      keyed.forEach(([, line], row) => (line.hidden = !open && row >= first));
+      heads.forEach((head, column) => head.setAttribute("aria-sort", column === at ? (down ? "descending" : "ascending") : "none"));
+    });
+    return h("th", { scope: "col", class: column.number ? "number" : null, "aria-sort": "none" }, button);
+  });
+  return heads;
+}
+
+export function table(caption, columns, rows, { id, row = () => ({}), first = Infinity, more = "", total = rows.length } = {}) {
   const align = (column) => (column.number ? "number" : null);
   const cell = (content, at) =>
     h(at ? "td" : "th", { scope: at ? null : "row", class: align(columns[at]) }, content ?? "");
-  const heads = columns.map((column) => h("th", { scope: "col", class: align(column) }, labelOf(column)));
-  const lines = rows.map((cells, at) => h("tr", { hidden: at >= first, ...row(at) }, cells.map(cell)));
+  const lines = rows
+    .slice(0, MOST_ROWS)
+    .map((cells, at) => h("tr", { hidden: at >= first, ...row(at) }, cells.map(cell)));
+  const body = h("tbody", lines);
+  const heads =
+    lines.length > 2
+      ? sorting(columns, lines, body, first)
+      : columns.map((column) => h("th", { scope: "col", class: align(column) }, labelOf(column)));
   const scroll = h(
     "div.scroll",
     { tabindex: "0", role: "region", "aria-label": caption },
-    h("table", { id }, h("caption.unseen", caption), h("thead", h("tr", heads)), h("tbody", lines)),
+    h("table", { id }, h("caption.unseen", caption), h("thead", h("tr", heads)), body),
   );
-  if (rows.length <= first) return scroll;
-  const show = h("button.quiet", { type: "button", id: `${id}-all` }, `Show ${countText(rows.length - first)} more`);
+  const beyond =
+    total > MOST_ROWS
+      ? h("p.help.beyond", `The first ${countText(MOST_ROWS)} of ${countText(total)} rows; the JSON has all.`)
+      : null;
+  if (rows.length <= first) return beyond ? [scroll, beyond] : scroll;
+  const show = h("button.quiet", { type: "button", id: `${id}-all` }, `Show ${countText(lines.length - first)} more`);
   const rest = h("div.more", show, more ? h("p.help", more) : null);
   show.addEventListener("click", () => {
     for (const line of lines) line.hidden = false;
     rest.remove();
     scroll.focus();
   });
-  return [scroll, rest];
+  return [scroll, rest, beyond].filter(Boolean);
 }
 
 export const folded = (title, ...children) => h("details", h("summary", title), children);
@@ -139,6 +221,9 @@ export function support(name, by = null) {
   return [h("p.support", badge(name, sentence), " ", h("span", sentence)), by && aspects(by)];
 }
 export const note = (style, ...children) => h("p", { class: `note note-${style}` }, children);
+
+export const evidenceLink = (op, gpu, text = op) =>
+  h("a", { href: `/evidence?${new URLSearchParams({ cell: `${op} ${gpu}` })}`, dataset: { page: "evidence", exact: "" } }, text);
 
 export const answeredAs = (pairs) =>
   Object.entries(pairs ?? {})
@@ -167,7 +252,7 @@ const configurations = (list) =>
     "Measured configurations behind the forecast",
     COLUMNS,
     list.map((entry) => [
-      entry.op ?? "not measured",
+      entry.op && entry.gpu ? evidenceLink(entry.op, entry.gpu) : (entry.op ?? "not measured"),
       wholePercent(entry.share),
       entry.gpu ?? DASH,
       configurationText(entry.words),

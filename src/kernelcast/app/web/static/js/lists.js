@@ -1,6 +1,6 @@
 /* Fields of forms: options from the server's catalogues; type, default, range, choices and help from its parameters.
 
-   models(), gpus(), stacks()      promises of options for controls.js
+   models(), gpus(), stacks()      promises of options for controls.js; gpuNames() of a GPU's name by its id
    questionFields("infer")         a promise of (name, label, more) => the field of a parameter; more overrides what follows
                                    from the parameter. none: what "not given" means.
    modelField(…), gpuField(…), lengthFields(…), formatFields(…), priceFields(…)   fields that several pages have
@@ -46,6 +46,12 @@ export async function gpus() {
     );
 }
 
+/** A promise of (id) => its name without who makes it; of a GPU that is not in the catalogue its id. */
+export async function gpuNames() {
+  const names = new Map((await get("gpus")).gpus.map((gpu) => [gpu.id, gpu.name.replace(/^(NVIDIA|AMD) /, "")]));
+  return (id) => names.get(id) ?? id;
+}
+
 const ORDER = ["vllm", "sglang", "trtllm", "torch"]; // the order that people look for; others follow
 
 export async function stacks() {
@@ -66,6 +72,10 @@ function typeOf({ type = "", choices, default: usual }) {
   return { control: type.includes("int") || type.includes("float") ? "number" : "text" };
 }
 
+/** Help as a page says it: a parameter by its name and not by its flag. */
+const withoutFlags = (text) =>
+  text.replace(/--([a-z][a-z-]*)/g, (_, flag) => (/^[tpde]p$/.test(flag) ? flag.toUpperCase() : flag.replaceAll("-", " ")));
+
 export async function questionFields(command) {
   const parameters = new Map((await get("parameters"))[command].map((parameter) => [parameter.name, parameter]));
   return (name, label, more = {}) => {
@@ -74,7 +84,7 @@ export async function questionFields(command) {
       name,
       label,
       ...typeOf(parameter),
-      help: parameter.help ?? "",
+      help: withoutFlags(parameter.help ?? ""),
       default: parameter.default ?? parameter.unless_given ?? null,
       low: parameter.minimum,
       step: parameter.type?.includes("float") ? "any" : 1,

@@ -17,6 +17,7 @@
    words. The URL follows (state.js); command and link are those of the answer in sight.
    page({title, lead}, ...children) builds the frame alone. problemBox(problem, retry) an error in words. */
 
+import { baseline } from "./answer.js";
 import { ask, Problem, STALE, stop } from "./api.js";
 import { form as build } from "./controls.js";
 import { announce, debounced, fill, h } from "./dom.js";
@@ -64,10 +65,12 @@ export function livePage(options) {
   const { root, title, lead, groups, path, body, show, summary, prepare, arrange } = options;
   const results = h("div#answer.answer");
   const trouble = h("div.trouble");
-  const share = sharing();
+  const pin = h("button#pin.quiet", { type: "button" }, "Pin as baseline");
+  const share = sharing(results, pin);
+  const held = h("p.notice#baseline", { hidden: true });
   const status = h("p#status.status", { role: "status", "aria-live": "polite" });
   const form = build(groups, changed);
-  const column = h("div.results", { "aria-busy": "true" }, trouble, results, share.element);
+  const column = h("div.results", { "aria-busy": "true" }, held, trouble, results, share.element);
   let dim = null;
   let since = null; // when the question in flight was asked
   let newer = false; // the slider moved on meanwhile
@@ -87,13 +90,30 @@ export function livePage(options) {
     announce(`${head(problem)}: ${brief(problem.detail)}`);
   }
 
+  let last = null; // the answer in sight
+
   async function answered(envelope, values) {
     fill(trouble);
     share.set(envelope);
+    last = [envelope, values];
     await show(envelope.answer, { values, results, envelope, form });
     settled(); // not busy: all of it is there
     announce(summary(envelope.answer));
   }
+
+  /** Later answers are held against a pinned one. */
+  function reflectPin() {
+    const drop = h("button#unpin.quiet", { type: "button" }, "Unpin");
+    drop.addEventListener("click", () => put(() => baseline.drop()));
+    held.hidden = !baseline.label;
+    fill(held, "Baseline: ", h("code", baseline.label ?? ""), " ", drop);
+  }
+  function put(act) {
+    act();
+    reflectPin();
+    if (last) answered(...last);
+  }
+  pin.addEventListener("click", () => put(() => baseline.pin(last[0].command)));
 
   async function question() {
     const values = form.values();
@@ -156,6 +176,7 @@ export function livePage(options) {
   share.set(null);
   if (!root.isConnected) return { restore() {}, ask() {}, changed() {}, form };
   fill(root, ...page({ title, lead }, h("div.split", form.element, column), status));
+  reflectPin();
   restore(options.search, true);
   return { restore, ask: question, changed, form };
 }

@@ -91,6 +91,34 @@ export function axes({ width, height, x, y, left = 56, bottom = 38, top = 10, ri
 export const path = (points) => points.map(([x, y], at) => `${at ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 export const between = (low, high, factor) => (width) => Math.min(high, Math.max(low, width * factor));
 
+/** A line under the pointer with the values there. */
+function readoutOf(plot, { x, series, xLabel, formatX = short, formatY = short }) {
+  const { left, right, top, bottom } = plot.box;
+  const line = s("line", { y1: top, y2: bottom });
+  const label = text("", 0, top + 4, { middle: true, class: "halo" });
+  const mark = s("g.readout", { visibility: "hidden", "aria-hidden": "true" }, line, label);
+  const catcher = s("rect.catcher", {
+    x: left,
+    y: top,
+    width: Math.max(right - left, 1),
+    height: Math.max(bottom - top, 1),
+    onpointermove(event) {
+      const at = event.clientX - event.currentTarget.ownerSVGElement.getBoundingClientRect().left;
+      const nearest = x.reduce((best, value, row) => (Math.abs(plot.x(value) - at) < Math.abs(plot.x(x[best]) - at) ? row : best), 0);
+      const px = plot.x(x[nearest]);
+      line.setAttribute("x1", px);
+      line.setAttribute("x2", px);
+      label.textContent = `${formatX(x[nearest])} ${xLabel}: ${series.map(({ name, y }) => `${series.length > 1 ? `${name} ` : ""}${formatY(y[nearest])}`).join(", ")}`;
+      const onRight = px < (left + right) / 2;
+      label.setAttribute("x", px + (onRight ? 6 : -6));
+      label.setAttribute("text-anchor", onRight ? "start" : "end");
+      mark.setAttribute("visibility", "visible");
+    },
+    onpointerleave: () => mark.setAttribute("visibility", "hidden"),
+  });
+  return x.length ? [mark, catcher] : null;
+}
+
 export function lineChart({ x, series, xLabel, yLabel, formatX, formatY, area = false, high, ...options }) {
   const ends = { low: Math.min(...finite(x), 0), high: Math.max(...finite(x), 1e-9) };
   const top = high ?? Math.max(...finite(series.flatMap((line) => line.y)), 0) * 1.06;
@@ -113,7 +141,7 @@ export function lineChart({ x, series, xLabel, yLabel, formatX, formatY, area = 
         s("path.curve", { d: path(steps) }),
       );
     });
-    return [plot.nodes, lines];
+    return [plot.nodes, lines, readoutOf(plot, { x, series, xLabel, formatX, formatY })];
   };
   return chart({ legend: series.length > 1 ? series : null, ...options, height: between(180, 300, 0.45), draw });
 }

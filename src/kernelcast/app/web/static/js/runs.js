@@ -29,10 +29,11 @@ const PAUSE_MS = 300;
 const DIM_MS = 200;
 
 function newPane() {
+  const results = h("div#answer.answer");
   const pane = {
-    results: h("div#answer.answer"),
+    results,
     trouble: h("div.trouble"),
-    share: sharing(),
+    share: sharing(results),
     told: null,
     asked: null,
   };

@@ -1,10 +1,12 @@
 /* The same question elsewhere: "Copy as command", "Copy as Python", "Copy link", with a confirmation that is also spoken.
 
-   sharing() -> {element, set({command, python, link})}   set it with every envelope of the server, and the address that
-                                                      the answer was asked by; null while there is none.
+   sharing(results, …buttons) -> {element, set({command, python, link})}   set it with every envelope of the server, and the address that
+                                                      the answer was asked by; null while there is none. results: what
+                                                      has tables and charts to download; buttons: beside the others.
    copyButton(name, label, text)                      a button that copies what text() gives. */
 
 import { announce, fill, h } from "./dom.js";
+import { downloads } from "./downloads.js";
 import { flush } from "./state.js";
 
 const CONFIRM_MS = 1800;
@@ -38,7 +40,7 @@ export function copyButton(name, label, text) {
   return element;
 }
 
-export function sharing() {
+export function sharing(results = null, ...more) {
   let now = null;
   const command = h("code#command");
   const buttons = [
@@ -49,12 +51,15 @@ export function sharing() {
       return now?.link ?? location.href;
     }),
   ];
+  const files = results ? downloads(results, () => now?.answer ?? null) : null;
   const shown = h("pre.command", { tabindex: "0", "aria-label": "The same question as a command" }, command);
-  const element = h("section.share", { "aria-label": "Share" }, shown, h("div.buttons", buttons));
+  const element = h("section.share", { "aria-label": "Share" }, shown, h("div.buttons", buttons, more), files);
   return {
     element,
     set(envelope) {
       now = envelope;
+      if (files) [files.open, files.hidden] = [false, !envelope];
+      for (const button of more) button.disabled = !envelope;
       fill(command, envelope?.command ?? "");
       shown.hidden = !envelope;
       buttons[0].disabled = !envelope?.command;

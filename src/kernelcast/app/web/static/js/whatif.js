@@ -2,6 +2,7 @@
    own words, ["dram_bytes_per_s*1.5"], null where there is none. FIELDS is what most people change. */
 
 import { fill, h, uid } from "./dom.js";
+import { binaryBytesText, rateText, short } from "./units.js";
 
 const FIELDS = [
   { value: "dram_bytes_per_s", label: "DRAM bandwidth" },
@@ -19,6 +20,26 @@ const FIELDS = [
   { value: "power_w", label: "Power limit" },
   { value: "launch_floor_s", label: "Shortest launch" },
 ];
+
+const LABELS = new Map(FIELDS.map(({ value, label }) => [value, label]));
+const unitOf = (name, value) => {
+  if (name.endsWith("_bytes_per_s")) return rateText(value, "B/s");
+  if (name.endsWith("_bytes")) return binaryBytesText(value);
+  if (name.endsWith("_hz")) return rateText(value, "Hz");
+  return short(value);
+};
+
+/** 'DRAM bandwidth 7.2 TB/s, +50%' of the command line's words and the GPU that is changed. */
+export function changeText(change, gpu = {}) {
+  const { field, sign, number } = parse(change);
+  const [before, given] = [gpu[field], Number(number)];
+  const known = typeof before === "number" && before > 0;
+  const after = sign === "=" ? given : known ? before * given : null;
+  const factor = sign === "*" ? given : known ? given / before : null;
+  const percent = factor === null ? null : Number((100 * (factor - 1)).toPrecision(3));
+  const parts = [after === null ? null : unitOf(field, after), percent === null ? null : `${percent < 0 ? "−" : "+"}${Math.abs(percent)}%`];
+  return `${LABELS.get(field) ?? field} ${parts.filter(Boolean).join(", ")}`;
+}
 
 const parse = (text) => {
   const match = /^\s*([a-z0-9_.]+)\s*([=*])\s*(\S*)\s*$/i.exec(text);

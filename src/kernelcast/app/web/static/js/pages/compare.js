@@ -1,5 +1,7 @@
 /* Compare: a model on many kinds of GPU, each at its best layout. The parameters are those of `kernelcast compare`. */
 
+import { layoutParts } from "../answer.js";
+import { curvesCard } from "../curves.js";
 import { fill, h } from "../dom.js";
 import {
   fitContext,
@@ -16,9 +18,11 @@ import {
 import { configField, ofModel } from "../model_config.js";
 import { runPage } from "../runs.js";
 import { answerOf } from "./compare_answer.js";
-import { bestLine } from "./compare_rows.js";
+import { remember } from "../state.js";
+import { bestLine, namesOf } from "./compare_rows.js";
 import { whatIfSliders } from "./compare_whatif.js";
 
+const MOST_CURVES = 8;
 const FIRST = ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s"];
 const LOADS = [
   { value: "most", label: "Best batch" },
@@ -126,7 +130,7 @@ async function groupsOf(put) {
         field("sensitivity", "Sensitivity", { compact: false }),
       ],
     },
-    { id: "view", fields: [viewField("axis", "tpot_s"), viewField("against", "usd_per_million_tokens")] },
+    { id: "view", fields: [viewField("axis", "tpot_s"), viewField("against", "usd_per_million_tokens"), viewField("sweep", null)] },
   ];
 }
 
@@ -171,6 +175,37 @@ function question(values, form) {
   return { path: "compare", body: ofModel(body, values) };
 }
 
+/** A curve over batch for each GPU at its layout, the first of them. */
+function curvesOf(answer, asked, form) {
+  const rows = answer.rows.filter((row) => row.fits && !Object.keys(row.gpu_changes).length).slice(0, MOST_CURVES);
+  if (!rows.length || !asked) return null;
+  const { model, config, hf_quant_config, name, stack, input_len, output_len, kv_dtype, predictor, formats } = asked;
+  const body = Object.fromEntries(
+    Object.entries({
+      ...(config ? { config, hf_quant_config, name } : { model }),
+      stack, input_len, output_len, kv_dtype, predictor, gpu: rows[0].gpu,
+      dtype: formats?.length === 1 ? formats[0] : undefined,
+    }).filter(([, value]) => value !== undefined),
+  ); // prettier-ignore
+  const { name: label } = namesOf(answer.rows, gpuLabels(form));
+  return curvesCard({
+    cases: rows.map(({ gpu, layout: { tp, pp, dp, ep } }) => ({ gpu, tp, pp, dp, ep })),
+    names: rows.map((row) => `${label(row)} ${layoutParts(row.layout).join(" ")}`.trim()),
+    body,
+    vary: form.controls.sweep.get(),
+    only: "batch",
+    at: { batch: rows[0].batch },
+    title: "Throughput against speed, over batch",
+    onVary(name) {
+      form.controls.sweep.set(name);
+      remember(address(form.values()), form.fields);
+    },
+  });
+}
+
+const gpuLabels = (form) =>
+  new Map(form.fields.find((field) => field.name === "gpus").options.map((option) => [option.value, option.label]));
+
 /** A link from another page brings the GPU that was looked at there. */
 function arrange(form, search) {
   const query = new URLSearchParams(search);
@@ -205,9 +240,9 @@ export async function mount(root, search) {
         page.changed(name);
       };
       const stack = form.option("stack", answer.stack)?.label;
-      const gpuNames = new Map(
-        form.fields.find((field) => field.name === "gpus").options.map((option) => [option.value, option.label]),
-      );
+      const encoder = isEncoder(form, form.values());
+      const curves = encoder ? null : curvesOf(answer, question(form.values(), form).body, form);
+      const gpuNames = gpuLabels(form);
       fill(
         results,
         answerOf(answer, {
@@ -217,9 +252,11 @@ export async function mount(root, search) {
           against: AGAINST,
           form,
           put,
-          encoder: isEncoder(form, form.values()),
+          encoder,
+          curves,
         }),
       );
+      curves?.ask();
     },
   });
   return page;

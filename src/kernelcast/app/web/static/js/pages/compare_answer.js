@@ -37,11 +37,11 @@ function title(answer, stack) {
   );
 }
 
-function headline(answer, encoder) {
+function headline(answer, encoder, label) {
   const { first } = firstOf(answer);
   if (!first) return null;
   const { usd_per_million_tokens: cost, price } = first;
-  const name = `${first.gpus}\u00a0x\u00a0${first.gpu}`;
+  const name = `${first.gpus}\u00a0x\u00a0${label(first)}`;
   const how = `${replicasText(first)}, ${first.precision}, batch ${countText(first.batch)}`;
   const priced = price ? `${money(price.usd_per_hour)} USD a GPU-hour, ${price.date}` : "this GPU has no list price";
   const share = first.gpus > 1 ? `${digits(first.tokens_per_s_per_gpu, 3)} a GPU` : null;
@@ -59,6 +59,23 @@ function headline(answer, encoder) {
   ]);
 }
 
+/** The pages of one batch and of a service, as this row has them. */
+function opens(answer, row, encoder) {
+  const load = { model: answer.model, gpu: row.gpu, stack: answer.stack_id ?? answer.stack, input_len: answer.input_len, output_len: answer.output_len };
+  const sizes = Object.fromEntries(["tp", "pp", "dp", "ep"].filter((name) => row.layout[name] > 1).map((name) => [name, row.layout[name]]));
+  const to = (page, label, more) =>
+    h("a", { href: `/${page}?${new URLSearchParams({ ...load, ...sizes, ...more })}`, dataset: { page, exact: "" }, "aria-label": `${label} of ${row.name}` }, label);
+  const set = Object.entries(row.gpu_changes).map(([name, value]) => `${name}=${value}`);
+  if (set.length > 1) return ""; // an address takes one change
+  const changed = set.length ? { set: set[0] } : {};
+  const rate = Number((row.requests_per_s / row.replicas).toPrecision(3));
+  return [
+    to("model", "Model", { batch: row.batch, ...changed }),
+    " ",
+    encoder || set.length ? "" : to("serve", "Serve", { request_rate: rate }),
+  ];
+}
+
 function ranked(answer, { name, variants }, encoder) {
   const rows = answer.rows.filter((row) => row.fits);
   const columns = [
@@ -69,6 +86,7 @@ function ranked(answer, { name, variants }, encoder) {
     ...["batch", "TTFT ms", "TPOT ms (80%)", encoder ? "tok/s in" : "tok/s", "USD/M", "MJ/M"].map(number),
     "binds",
     "support",
+    "open",
   ];
   const cells = rows.map((row) => [
     countText(row.rank),
@@ -87,6 +105,7 @@ function ranked(answer, { name, variants }, encoder) {
     megajoules(row.joules_per_million_tokens),
     row.bound_by ?? DASH,
     level(row.support, SHORT[row.support]),
+    opens(answer, row, encoder),
   ]);
   const { first } = firstOf(answer);
   const row = (at) => {
@@ -227,14 +246,15 @@ function sure(answer) {
 }
 
 export function answerOf(answer, options) {
-  const names = namesOf(answer.rows);
+  const names = namesOf(answer.rows, options.gpuNames);
   const all = { ...options, ...names };
   const any = answer.rows.some((row) => row.fits);
   return [
     title(answer, options.stack),
-    headline(answer, options.encoder),
+    headline(answer, options.encoder, names.name),
     any ? ranked(answer, names, options.encoder) : note("warn", "No GPU here runs this model."),
     any ? tradeOff(answer, all) : null,
+    options.curves?.element ?? null,
     costBars(answer, all),
     unfit(answer, all),
     sensitivity(answer, all),

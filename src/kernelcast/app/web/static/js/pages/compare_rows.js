@@ -20,12 +20,13 @@ export function intervalMs(row, name) {
   return `${mid} (${low}-${high})`;
 }
 
-/** Names with [1], [2] for what-ifs, told below. */
-export function namesOf(rows) {
+/** Names as the makers print them, with [1], [2] for what-ifs, told below. */
+export function namesOf(rows, labels = new Map()) {
   const variants = [...new Set(rows.filter(isVariant).map(changesOf))];
+  const label = (row) => (labels.get(row.gpu) ?? row.gpu).replace(/^(NVIDIA|AMD) /, "");
   return {
     variants,
-    name: (row) => (isVariant(row) ? `${row.gpu} [${variants.indexOf(changesOf(row)) + 1}]` : row.gpu),
+    name: (row) => (isVariant(row) ? `${label(row)} [${variants.indexOf(changesOf(row)) + 1}]` : label(row)),
   };
 }
 

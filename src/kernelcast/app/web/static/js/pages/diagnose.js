@@ -8,6 +8,7 @@ import { runPage } from "../runs.js";
 import { binaryBytesText } from "../units.js";
 import { diagnosed, diagnosedLine } from "./diagnose_answer.js";
 
+const SAMPLE = "/static/sample_trace.json.gz";
 const ENDINGS = [".json", ".json.gz", ".gz", ".csv", ".parquet", ".jsonl"];
 
 /** A place to drop a file on, which is also the label of the file picker. */
@@ -62,7 +63,14 @@ function dropZone(most, onFile) {
     over(event, -depth);
     take(event.dataTransfer.files[0]);
   });
-  return h("section.group", { "aria-label": "Measured run" }, input, zone, help);
+  const sample = h("button#sample.quiet", { type: "button" }, "Try a sample trace");
+  sample.addEventListener("click", async () => {
+    const response = await fetch(SAMPLE);
+    take(new File([await response.blob()], SAMPLE.split("/").at(-1)));
+  });
+  const download = h("a", { href: SAMPLE, download: "" }, "download it");
+  const tried = h("p.help.sample", sample, " kernels of an H200 with faults planted in them; ", download);
+  return h("section.group", { "aria-label": "Measured run" }, input, zone, help, tried);
 }
 
 async function groupsOf() {

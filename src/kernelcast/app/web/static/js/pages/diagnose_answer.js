@@ -1,6 +1,6 @@
 /* A diagnosis: totals, calls by the time that could be saved with the reason and what to try, what was not matched. */
 
-import { card, DASH, facts, faint, figures, labelOf, note, number, sum, support, table, titleLine } from "../answer.js";
+import { card, DASH, facts, faint, figures, labelOf, MOST_ROWS, note, number, sum, support, table, titleLine } from "../answer.js";
 import { h } from "../dom.js";
 import { countText, digits, percent } from "../units.js";
 import { callText, onRoofline, peaksOf, reasons, us } from "./diagnose_charts.js";
@@ -13,11 +13,11 @@ export const diagnosedLine = (answer) =>
 function headline(answer) {
   const idle = `of ${us(answer.span_us)}${answer.launch_bound ? ": launch-bound" : ""}`;
   return figures(answer, [
+    answer.span_us ? ["idle_us", "GPU idle", us, idle] : null,
     ["gpu_time_us", "GPU time", us, `${percent(answer.matched_share)} of it matched`],
     ["could_win_us", "Could be saved", us, `${percent(answer.could_win_us / answer.gpu_time_us)} of the GPU time`],
     ["predicted_us", "Predicted", us, `for ${us(answer.matched_us)} measured`],
     ["ceiling_us", "Ceiling", us, "what the best kernels of these ops reach"],
-    answer.span_us ? ["idle_us", "Idle", us, idle] : null,
   ]);
 }
 
@@ -29,12 +29,21 @@ const COLUMNS = [
   "what to try",
 ];
 
-function kernelsTable(rows) {
-  const cells = rows.map((row) => {
+/** The page of a call's kernel; where the GPU is none of the catalogue, its name alone. */
+function kernelLink(row, gpu) {
+  if (!row.op || !gpu) return callText(row);
+  const query = new URLSearchParams({ op: row.op, gpu });
+  for (const [name, value] of Object.entries(row.parameters))
+    for (const item of [value].flat()) if (item !== null) query.append(name, item);
+  return h("a", { href: `/kernel?${query}`, dataset: { page: "kernel", exact: "" } }, callText(row));
+}
+
+function kernelsTable(rows, gpu) {
+  const cells = rows.slice(0, MOST_ROWS).map((row) => {
     const main = row.reasons[0];
     return [
       countText(row.rank),
-      h("span.call-name", { title: `${row.name} ${row.shapes}` }, callText(row)),
+      h("span.call-name", { title: `${row.name} ${row.shapes}` }, kernelLink(row, gpu)),
       countText(row.count),
       percent(row.share),
       digits(row.measured_us),
@@ -50,6 +59,7 @@ function kernelsTable(rows) {
   const listed = table("Calls, by the time that could be saved", COLUMNS, cells, {
     id: "ranking",
     first: FIRST_ROWS,
+    total: rows.length,
     more: `and ${countText(rest.length)} more calls with ${percent(total("share"))} of the time, where ${us(total("could_win_us"))} could be saved`,
     row: (at) => ({
       dataset: {
@@ -141,7 +151,10 @@ export async function diagnosed(answer, name, gpuList) {
           { wide: true, id: "order" },
           other,
           clocks,
-          kernelsTable(answer.kernels),
+          kernelsTable(
+            answer.kernels,
+            gpuList.find((entry) => [entry.label, entry.value].includes(answer.gpu))?.value,
+          ),
         )
       : note("warn", "No call could be matched."),
     onRoofline(answer, peaks),

@@ -6,6 +6,7 @@ import { card, facts, figures } from "../answer.js";
 import { get, Problem } from "../api.js";
 import { control } from "../controls.js";
 import { announce, fill, h } from "../dom.js";
+import { gpuNames } from "../lists.js";
 import { page, problemBox } from "../live.js";
 import { sharing } from "../share.js";
 import { fromQuery, remember } from "../state.js";
@@ -63,7 +64,7 @@ const reading = () =>
   );
 
 export async function mount(root, search) {
-  const grid = await get("evidence/grid");
+  const [grid, label] = await Promise.all([get("evidence/grid"), gpuNames()]);
   const fields = fieldsOf(grid);
   const published = publishedCard(() => {
     remember(values(), addressed);
@@ -72,7 +73,7 @@ export async function mount(root, search) {
   const addressed = [...fields, CELL, published.field];
   const controls = Object.fromEntries(fields.map((field) => [field.name, control(field, changed)]));
   const [totals, map, kinds, hint] = [h("div"), h("div#map"), h("div#below", { tabindex: "-1" }), h("p#told.told")];
-  const sharer = sharing();
+  const sharer = sharing(map);
   let chosen = null;
   let shown = null; // what filtered() left
   const isChosen = ({ op, gpu }) => chosen?.op === op && chosen?.gpu === gpu;
@@ -94,8 +95,8 @@ export async function mount(root, search) {
         ? [
             legend(measure),
             hint,
-            heatMap({ ...shown, measure, chosen, onPick: pick, onShow: (text) => fill(hint, text) }),
-            listed(shown.cells, shown.ops, shown.gpus),
+            heatMap({ ...shown, label, measure, chosen, onPick: pick, onShow: (text) => fill(hint, text) }),
+            listed(shown.cells, shown.ops, shown.gpus, label),
           ]
         : h("p.empty", "Nothing was measured by this choice."),
     );
@@ -117,8 +118,8 @@ export async function mount(root, search) {
     try {
       const evidence = await get(`evidence?${query}`);
       if (chosen !== cell) return undefined;
-      fill(kinds, configurationsCard(cell, evidence));
-      announce(`${countText(evidence.kinds)} configurations of ${cell.op} on ${cell.gpu}`);
+      fill(kinds, configurationsCard(cell, evidence, label));
+      announce(`${countText(evidence.kinds)} configurations of ${cell.op} on ${label(cell.gpu)}`);
     } catch (problem) {
       if (chosen === cell) fill(kinds, problem instanceof Problem ? problemBox(problem, () => open()) : null);
     }

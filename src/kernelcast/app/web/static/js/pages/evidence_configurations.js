@@ -30,7 +30,7 @@ const rangeText = ([low, high]) => {
   return high > low ? `${text(low)} to ${text(high)}` : text(low);
 };
 
-export function configurationsCard({ op, gpu }, evidence) {
+export function configurationsCard({ op, gpu }, evidence, label) {
   const rows = evidence.evidence.map((entry) => [
     configurationText(entry) || op,
     countText(entry.calls),
@@ -46,11 +46,11 @@ export function configurationsCard({ op, gpu }, evidence) {
     (entry.sources ?? []).join(", "),
   ]);
   return card(
-    `${op} on ${gpu}`,
+    `${op} on ${label(gpu)}`,
     { wide: true, id: "kinds-card" },
     h("p#kinds-told", `${countText(evidence.kinds)} configurations, ${countText(evidence.calls)} measured calls`),
     table(
-      `Configurations of ${op} on ${gpu}`,
+      `Configurations of ${op} on ${label(gpu)}`,
       ["configuration", ...["calls", "error", "inside", "tested"].map(number), "measured between", "source"],
       rows,
       { id: "kinds" },

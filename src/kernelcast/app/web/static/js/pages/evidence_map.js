@@ -2,7 +2,7 @@
 
    MEASURES, ORDERS                                   what may be shown, and in which order
    summed(cells), grouped(cells, names)               cells of the server's grid as one: means weigh by the calls that were tested
-   legend(measure), heatMap({ops, gpus, cells, measure, chosen, onPick, onShow}), listed(cells, ops, gpus), ordered(ops, cells, order) */
+   legend(measure), heatMap({ops, gpus, label, cells, measure, chosen, onPick, onShow}), listed(cells, ops, gpus, label), ordered(ops, cells, order) */
 
 import { DASH, has, number, sum, table } from "../answer.js";
 import { h } from "../dom.js";
@@ -91,7 +91,7 @@ export function legend(measure) {
 }
 
 /** The heat map: a grid that one walks through with the arrows; only what was measured can be opened. */
-export function heatMap({ ops, gpus, cells, measure, chosen, onPick, onShow }) {
+export function heatMap({ ops, gpus, label: nameOf, cells, measure, chosen, onPick, onShow }) {
   const cellOf = (op, gpu) => cells.get(`${gpu}\n${op}`);
   const buttons = [];
   const body = ops.map((op, row) =>
@@ -101,7 +101,7 @@ export function heatMap({ ops, gpus, cells, measure, chosen, onPick, onShow }) {
       gpus.map((gpu, column) => {
         const cell = cellOf(op, gpu);
         if (!cell) return h("td.e-none");
-        const label = `${op} on ${gpu}: error ${share(cell.error)}, inside ${share(cell.inside)}, ${countText(cell.calls)} calls of ${countText(cell.kinds)} configurations`;
+        const label = `${op} on ${nameOf(gpu)}: error ${share(cell.error)}, inside ${share(cell.inside)}, ${countText(cell.calls)} calls of ${countText(cell.kinds)} configurations`;
         const picked = chosen?.op === op && chosen?.gpu === gpu;
         const button = h(
           "button",
@@ -133,7 +133,7 @@ export function heatMap({ ops, gpus, cells, measure, chosen, onPick, onShow }) {
       h(
         "tr",
         h("td"),
-        gpus.map((gpu) => h("th", { scope: "col" }, h("span", gpu))),
+        gpus.map((gpu) => h("th", { scope: "col" }, h("span", nameOf(gpu)))),
       ),
     ),
     h("tbody", body),
@@ -167,7 +167,7 @@ function nearest(buttons, from, [down, right]) {
   return ahead.sort((a, b) => distance(a) - distance(b))[0];
 }
 
-export function listed(cells, ops, gpus) {
+export function listed(cells, ops, gpus, label) {
   const rows = [];
   for (const op of ops)
     for (const gpu of gpus) if (cells.has(`${gpu}\n${op}`)) rows.push([op, gpu, cells.get(`${gpu}\n${op}`)]);
@@ -179,7 +179,7 @@ export function listed(cells, ops, gpus) {
       ["op", "GPU", ...["configurations", "calls", "error", "inside"].map(number), "stacks"],
       rows.map(([op, gpu, cell]) => [
         op,
-        gpu,
+        label(gpu),
         countText(cell.kinds),
         countText(cell.calls),
         share(cell.error),

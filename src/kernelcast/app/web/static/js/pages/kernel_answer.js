@@ -1,6 +1,6 @@
 /* What one call takes: figures, limits, roofline, waves on the SMs, what would bind next, evidence. */
 
-import { answeredAs, card, facts, faint, figures, has, note, number, sum, support, titleLine } from "../answer.js";
+import { answeredAs, card, evidenceLink, facts, faint, figures, has, note, number, sum, support, titleLine } from "../answer.js";
 import { ask, Problem, STALE } from "../api.js";
 import { limitBars } from "../charts.js";
 import { fill, h } from "../dom.js";
@@ -19,16 +19,20 @@ import {
   valueText,
   wattsText,
 } from "../units.js";
+import { changeText } from "../whatif.js";
 import { wavesOf } from "./kernel_waves.js";
 
+const MOST_KERNELS = 12; // of a call, that are drawn
 const dramBytes = (answer) => sum(answer.phases.map((phase) => phase.dram_bytes ?? 0));
 const flops = (answer) => sum(answer.phases.map((phase) => phase.useful_flops ?? 0));
 
 const pairs = (values, between, text) =>
   Object.entries(values ?? {}).map(([name, value]) => `${name}${between}${text(value)}`);
 
-function title(answer) {
-  const changes = pairs(answer.gpu_changes, "=", digits).join(", ");
+function title(answer, gpu) {
+  const changes = pairs(answer.gpu_changes, "=", String)
+    .map((change) => changeText(change, gpu))
+    .join("; ");
   return [
     titleLine(
       h("b", answer.op),
@@ -204,6 +208,7 @@ function evidence(answer) {
           ? `${countText(measured.calls)} of ${configuration} on ${measured.gpu}`
           : "no measured call of this configuration",
       ],
+      ["evidence", measured ? evidenceLink(answer.op, answer.gpu_id, `${answer.op} on ${answer.gpu}`) : null],
       ["held-out error", measured && oneDecimalPercent(measured.error)],
       ["inside the interval", measured && oneDecimalPercent(measured.inside)],
       [
@@ -250,7 +255,7 @@ export async function fillNext(element, answer, question) {
 export function answerOf(answer, gpu) {
   const peaks = peaksOf(answer, gpu);
   return [
-    title(answer),
+    title(answer, gpu),
     headline(answer),
     limits(answer),
     card("On the roofline", { id: "roofline" }, onRoofline(answer, peaks)),
@@ -259,7 +264,7 @@ export function answerOf(answer, gpu) {
       { id: "waves", wide: true },
       h(
         "div.kernels",
-        answer.phases.map((phase, at) => wavesOf(phase, at, answer.phases.length, peaks.sms)),
+        answer.phases.slice(0, MOST_KERNELS).map((phase, at) => wavesOf(phase, at, answer.phases.length, peaks.sms)),
       ),
     ),
     card("What binds next", { id: "next-card" }, h("div#next", h("p.faint", "Asking…"))),

@@ -5,6 +5,7 @@ import { chart } from "../charts.js";
 import { h, s } from "../dom.js";
 import { binaryBytesText, countText, digits, percent, shortCount, tileText, timeText } from "../units.js";
 
+const MOST_SMS = 1024; // of a what-if with a million SMs a browser draws no more
 const SHOWN = 12; // waves drawn one by one; of more, the first and the last
 
 /** Waves, and what the last one leaves to each SM. Slots follow from waves, which the answer has: tasks = waves × slots. */
@@ -44,7 +45,8 @@ function steps(waves, width, y, high) {
   });
 }
 
-function grid(waves, sms, width, y) {
+function grid(waves, all, width, y) {
+  const sms = Math.min(all, MOST_SMS);
   const columns = Math.max(8, Math.min(Math.floor(width / 13), Math.ceil(Math.sqrt(sms * 3.6))));
   const cell = Math.min(16, width / columns);
   return {
@@ -102,7 +104,7 @@ export function wavesOf(phase, at, phases, sms) {
   return h(
     "div.kernel",
     phases > 1 ? h("h3", `Kernel ${at + 1} of ${phases}`) : null,
-    h("p.figure-note", summary),
+    h("p.figure-note", sms > MOST_SMS ? `${summary} The first ${countText(MOST_SMS)} SMs are drawn.` : summary),
     picture,
     facts([
       ["tile", tileText(phase.tile)],

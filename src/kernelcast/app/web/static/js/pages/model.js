@@ -39,8 +39,8 @@ async function groupsOf() {
     {
       legend: "Load",
       fields: [
-        field("batch", "Batch", { ...slider(1024), compact: false }),
-        ...lengthFields(field, { compact: false }),
+        field("batch", "Batch", slider(1024)),
+        ...lengthFields(field),
       ],
     },
     { legend: "Formats", columns: 2, fields: formatFields(field) },
@@ -122,6 +122,7 @@ export async function mount(root, search) {
           curves: curves?.element,
           envelope,
           gpu: values.gpu,
+          specs: form.option("gpu", values.gpu)?.gpu,
         }),
       );
       curves?.later();

@@ -15,6 +15,7 @@ import {
   number,
   sum,
   table,
+  term,
   titleLine,
   value,
 } from "../answer.js";
@@ -30,6 +31,7 @@ import {
   wattsText,
   wholePercent,
 } from "../units.js";
+import { changeText } from "../whatif.js";
 
 function title(answer, stack) {
   const requests = `${countText(answer.requests)} request${answer.requests > 1 ? "s" : ""}`;
@@ -45,12 +47,13 @@ function title(answer, stack) {
 
 function headline(answer, encoder, cost) {
   const into = `${digits(answer.input_tokens / answer.prefill_s, 3)} tokens/s in`;
-  if (encoder) return figures(answer, [["ttft_s", "One pass", timeText, `${into}, MFU ${percent(answer.mfu)}`]]);
+  if (encoder)
+    return figures(answer, [["ttft_s", "One pass", timeText, [`${into}, `, term("MFU"), ` ${percent(answer.mfu)}`]]]);
   const first = answer.requests > 1 ? `of the whole batch, ${timeText(answer.mean_ttft_s, 3)} on average; ${into}` : into;
   const decodes = answer.decode_steps > 0;
   const rate = (seconds) => (answer.tokens_per_s * answer.total_s) / seconds;
   const ends = { tokens_per_s_low: rate(answer.total_s_high), tokens_per_s_high: rate(answer.total_s_low) };
-  const share = answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu, 3)} a GPU` : `MFU ${percent(answer.mfu)}`;
+  const share = answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu, 3)} a GPU` : [term("MFU"), ` ${percent(answer.mfu)}`];
   return figures({ ...answer, ...ends, usd_per_million_tokens: cost?.usd_per_million_tokens }, [
     ["ttft_s", "Time to first token", timeText, first],
     decodes ? ["tpot_s", "Time per output token", timeText, `${digits(1 / answer.tpot_s, 3)} tokens/s a request`] : null,
@@ -69,10 +72,8 @@ function headline(answer, encoder, cost) {
 }
 
 /* A part has the same colour in every answer; parts that are not here share grey. */
-const COLOURS = ["mlp", "attention", "experts", "qkv", "all_reduce", "norms", "sampling", "head", "router"];
-const KINS = { projections: "qkv", output: "qkv", "shared experts": "router", communication: "all_reduce", embedding: "head", host: "sampling" };
-const fixedSeries = seriesOf(COLOURS);
-const partSeries = (part) => fixedSeries(COLOURS.includes(part) ? part : (KINS[part] ?? part));
+const COLOURS = ["mlp", "attention", "experts", "communication", "projections", "norms", "host", "router", "head"];
+const partSeries = seriesOf(COLOURS);
 
 /** Parts with their line of each phase, those that take longest first. */
 function partsOf(breakdown) {
@@ -125,10 +126,13 @@ function breakdown(answer, kernels, gpu, changes) {
         : ["", "", ""],
     ),
     level(worst(Object.values(byPhase).map((entry) => entry.support))),
-    phases.map((phase) => {
-      const kernel = kernels.find((entry) => entry.part === part && entry.phase === phase);
-      return kernel ? [h("span.faint", `${phase}: `), kernelLink(kernel, gpu, changes), " "] : null;
-    }),
+    h(
+      "span.links",
+      phases.map((phase) => {
+        const kernel = kernels.find((entry) => entry.part === part && entry.phase === phase);
+        return kernel ? h("span", h("span.faint", `${phase} `), kernelLink(kernel, gpu, changes), "  ") : null;
+      }),
+    ),
   ]);
   const columns = ["part", ...phases.flatMap((phase) => [number(phase), number("share"), "bound by"]), "support", "open its kernel"];
   const desc = rows
@@ -235,7 +239,7 @@ function energy(answer) {
 }
 
 const use = (answer) => [
-  ["MFU", percent(answer.mfu)],
+  [term("MFU"), percent(answer.mfu)],
   ["of DRAM's peak, decode", answer.decode_steps ? percent(answer.bandwidth_use) : null],
   ["requests", `${digits(answer.requests_per_s)} /s`],
 ];
@@ -270,9 +274,14 @@ function notes(answer) {
 }
 
 /** encoder: generates no tokens. */
-export const answerOf = (answer, { stack, encoder, changes, curves, envelope, gpu }) => [
+export const answerOf = (answer, { stack, encoder, changes, curves, envelope, gpu, specs }) => [
   title(answer, stack),
-  changes ? h("p#what-if.note.note-warn.wide", `What if: ${changes.join(", ")}. Not a product that exists.`) : null,
+  changes
+    ? h(
+        "p#what-if.note.note-warn.wide",
+        `What if: ${changes.map((change) => changeText(change, specs)).join("; ")}. Not a product that exists.`,
+      )
+    : null,
   headline(answer, encoder, envelope.cost),
   breakdown(answer, envelope.kernels, gpu, changes),
   curves,

@@ -5,6 +5,7 @@
 
 import { curvesCard, fitting } from "../curves.js";
 import { debounced, h } from "../dom.js";
+import { remember } from "../state.js";
 import { countText } from "../units.js";
 
 const TPS = [1, 2, 4, 8, 16];
@@ -39,7 +40,7 @@ export function sweep(answer, envelope, body, values, form) {
     },
     onVary(name) {
       form.controls.sweep.set(name);
-      form.controls.sweep.told?.();
+      remember(form.values(), form.fields);
     },
   });
   return { element: card.element, later: () => later(card) };
