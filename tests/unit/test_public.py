@@ -11,6 +11,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,7 +140,9 @@ def test_a_section_of_a_page_has_its_own_command_release_and_rate() -> None:
         with pytest.raises(NotExpressibleError, match=reason):
             served_load(page_row("qwen3.5-9b/h100-latency", heading, label, median_ms))  # type: ignore[arg-type]
     asked = served_load(page_row("qwen3.5-9b/h100-latency", "Rate 1", "- Baseline Backend Parameters:", 0.0))  # type: ignore[arg-type]
-    assert set(asked["measured"]) == {"output_throughput", "mean_ttft_ms"} and asked["parameters"]["request_rate"] == 1.0
+    assert (
+        set(asked["measured"]) == {"output_throughput", "mean_ttft_ms"} and asked["parameters"]["request_rate"] == 1.0
+    )
     with pytest.raises(NotExpressibleError, match="keeps the server waiting"):
         served_load(page_row("qwen3.5-9b/h100", "vLLM", "- Backend Parameters:", 0.0))  # type: ignore[arg-type]
 

@@ -61,8 +61,7 @@ class Stack(Library):
         6.0  # of a logit while tokens are sampled: as the head writes it, in fp32, copies of the sampler
     )
     used_share: float  # of the memory, that it fills at most
-    # Experts in mxfp4 are padded: the part of a GPU of their width, and the hidden size, to multiples, by the instruction
-    # path of the GPU
+    # Experts in mxfp4 are padded: a GPU's part of their width, and the hidden size, to multiples, by instruction path
     mxfp4_padding: tuple[tuple[str, tuple[int, int]], ...] = ()
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
