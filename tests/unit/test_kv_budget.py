@@ -127,13 +127,13 @@ def test_as_many_tokens_as_engines_logged(
 
 
 def test_experts_in_mxfp4_are_padded_to_marlins_tiles() -> None:
-    """gpt-oss-120b: 36 layers of 128 experts of 3 x 2880 x 2880 weights in 4.25 bits; of four GPUs a part of 720 columns
-    takes 768, and 2880 rows take 3072. vLLM 0.10 loaded 65.97 GiB of it on an H100 (vllm-project/vllm issue 23278), 17.22
-    on each of four A100; 0.22 has Triton's kernels on Hopper, which pad nothing."""
+    """gpt-oss-120b: 36 layers of 128 experts of 3 x 2880 x 2880 weights in 4.25 bits. Of four GPUs a part of 720
+    columns takes 768, and 2880 rows take 3072. vLLM 0.10 loaded 65.97 GiB of it on an H100 (its issue 23278), and
+    17.22 on each of four A100; 0.22 has Triton's kernels on Hopper, which pad nothing."""
     gib, experts = 2**30, 36 * 128 * 3 * 2880**2 * 4.25 / 8
     whole = weight_bytes(deployed("gpt-oss-120b", on="h100_sxm", engine=stack("vllm")))
     padded = weight_bytes(deployed("gpt-oss-120b", on="h100_sxm", engine=stack("vllm==0.10")))
-    assert padded - whole == pytest.approx(experts * (2944 * 3072 / 2880**2 - 1))
+    assert padded - whole == pytest.approx(experts * (2944 * 3072 / 2880**2 - 1), rel=0.001)
     assert padded / gib == pytest.approx(65.97, rel=0.01)
     four = weight_bytes(deployed("gpt-oss-120b", on="a100_sxm", engine=stack("vllm==0.10"), tp=4))
     assert four / gib == pytest.approx(17.22, rel=0.01)
