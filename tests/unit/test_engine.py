@@ -330,6 +330,39 @@ def test_who_comes_during_a_step_runs_in_the_one_after_the_next() -> None:
     assert later - soon == pytest.approx(step, rel=0.2)
 
 
+def test_a_burst_waits_until_vllms_front_end_has_read_all_of_it() -> None:
+    """64 requests of 16 tokens at once, 10 ms of the front end and 1 us a token each: the first is tokenised after 0.64
+    s and 16 us, and after 10 ms where they pass one after another. The last is as late in both."""
+    waits = []
+    for rounds in (True, False):
+        slow = replace(stack("vllm"), request_s=0.0, front_s=0.01, token_s=1e-6, front_rounds=rounds)
+        where = replace(place(), stack=slow)
+        found = run(Service(EnginePool(where, engine_settings(where))), asked(64 * [0.0], 64 * [16], 64 * [1]))
+        waits.append(found.request_times.scheduled_s)
+    (together, each), last = waits, 64 * (0.01 + 16e-6)
+    assert together[0] == pytest.approx(64 * 0.01 + 16e-6)
+    assert each[0] == pytest.approx(0.01 + 16e-6)
+    step_s = 0.03  # it may wait for a running step
+    assert last <= together[-1] < last + step_s and last <= each[-1] < last + step_s
+    later = replace(stack("vllm"), request_s=0.0, front_s=0.01, token_s=0.0)
+    where = replace(place(), stack=later)
+    found = run(Service(EnginePool(where, engine_settings(where))), asked([0.0, 0.004, 0.006, 0.05], 4 * [16], 4 * [1]))
+    # the first alone, the two that came meanwhile together, and one that finds nobody there
+    assert found.request_times.scheduled_s[0] == pytest.approx(0.01)
+    assert found.request_times.scheduled_s[3] == pytest.approx(0.06)
+    assert found.request_times.scheduled_s[1] == pytest.approx(0.03)
+    assert 0.03 <= found.request_times.scheduled_s[2] < 0.03 + step_s
+
+
+def test_each_stage_of_tensorrts_pipeline_adds_its_host() -> None:
+    engine = stack("trtllm")
+    four = place("trtllm", pp=4).stack
+    assert four.step_s == engine.step_s + 4 * engine.pipeline_step_s
+    assert four.sequence_s == engine.sequence_s + 4 * engine.pipeline_sequence_s
+    assert four.in_pipeline(4) == four  # once
+    assert place("trtllm").stack == engine
+
+
 def test_what_no_engine_would_take_is_refused() -> None:
     service = Service(EnginePool(place(), small("vllm")))
     with pytest.raises(KernelcastError, match="exceeds the KV cache of 4,096 tokens"):

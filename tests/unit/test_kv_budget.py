@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,34 +75,71 @@ def test_a_draft_model_takes_its_weights_and_a_cache_of_every_token() -> None:
     assert pools[2] == (room - weight_bytes(draft)) // each
 
 
-# KV-cache tokens as engines logged them: vLLM 0.22.1 on an H200 (validation/README.md); vLLM of February 2026 on H100
-# (kv_blocks of inference-sim's published runs); "GPU blocks: 1952" of vLLM 0.6 on an RTX 3090 with steps of 20,000
-# tokens (https://github.com/vllm-project/vllm/issues/10517); 8.69 GiB of each of two RTX 4090, of
-# 98,304 bytes a token, filled to 0.98 by vLLM 0.7 (https://github.com/vllm-project/vllm/issues/13061)
+# KV-cache tokens as vLLM logged them ("GPU KV cache size: 909,280 tokens", or the GiB of it over the bytes of a token)
+H200 = "validation/README.md"
+INFERENCE_SIM = "github.com/inference-sim/sim-to-real-accuracy-validation: kv_blocks of 16 tokens"
+PLANNER = "github.com/llm-d-incubation/llm-d-planner: accuracy/accuracy_report.md"
+BENCHMARKING = "github.com/dennislee22/vLLM-benchmarking: log/"
 SMALL_STEPS = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
+SORTED = {"logit_bytes": 38.0}  # a machine without FlashInfer: PyTorch sorts the logits
 LOGGED = [
-    ("llama-3.1-8b", "h200_sxm", 1, "vllm==0.22", {}, 909_280, 0.01),
-    ("qwen2.5-14b", "h200_sxm", 1, "vllm==0.22", {}, 534_832, 0.01),
-    ("mistral-nemo-12b", "h200_sxm", 1, "vllm==0.22", {}, 675_280, 0.01),
-    ("qwen3-30b-a3b", "h200_sxm", 1, "vllm==0.22", {}, 744_672, 0.01),
-    ("llama-2-7b", "h100_sxm", 1, "vllm==0.15", SMALL_STEPS, 119_408, 0.03),
-    ("llama-3.1-70b", "h100_sxm", 4, "vllm==0.15", SMALL_STEPS, 486_800, 0.03),
-    ("mistral-nemo-12b", "h100_sxm", 2, "vllm==0.15", {"max_num_batched_tokens": 1024}, 768_144, 0.03),
-    ("qwen2.5-7b", "h100_sxm", 1, "vllm==0.15", SMALL_STEPS, 1_045_632, 0.03),
-    ("llama-3.1-8b", "rtx_3090", 1, "vllm==0.6", {"max_num_batched_tokens": 20000}, 31_232, 0.08),
-    ("deepseek-r1-distill-qwen-14b", "rtx_4090", 2, "vllm==0.7", {"share": 0.98}, 94_917, 0.08),
+    ("llama-3.1-8b", "h200_sxm", 1, "vllm==0.22", {}, 909_280, 0.01, H200),
+    ("qwen2.5-14b", "h200_sxm", 1, "vllm==0.22", {}, 534_832, 0.01, H200),
+    ("mistral-nemo-12b", "h200_sxm", 1, "vllm==0.22", {}, 675_280, 0.01, H200),
+    ("qwen3-30b-a3b", "h200_sxm", 1, "vllm==0.22", {}, 744_672, 0.01, H200),
+    ("llama-2-7b", "h100_sxm", 1, "vllm==0.15", SMALL_STEPS, 119_408, 0.02, INFERENCE_SIM),
+    ("llama-3.1-70b", "h100_sxm", 4, "vllm==0.15", SMALL_STEPS, 486_800, 0.02, INFERENCE_SIM),
+    ("mistral-nemo-12b", "h100_sxm", 2, "vllm==0.15", {"max_num_seqs": 128, "max_num_batched_tokens": 1024}, 768_144,
+     0.02, INFERENCE_SIM),
+    ("qwen2.5-7b", "h100_sxm", 1, "vllm==0.15", SMALL_STEPS, 1_045_632, 0.02, INFERENCE_SIM),
+    ("qwen3-14b", "h100_sxm", 1, "vllm==0.15", {"share": 0.95}, 33.55 * 8192, 0.02, PLANNER),
+    ("qwen3-14b", "h100_sxm", 1, "vllm==0.17", {"share": 0.95}, 36.27 * 8192, 0.02, PLANNER),
+    ("llama-3.1-8b", "h100_sxm", 1, "vllm==0.19", {"share": 0.95}, 476_016, 0.02, PLANNER),
+    ("qwen2.5-7b", "h100_sxm", 1, "vllm==0.19", {"share": 0.95}, 1_096_000, 0.02, PLANNER),
+    ("qwen2-7b", "a100_sxm", 1, "vllm==0.10", {"share": 0.5}, 464_848, 0.02, BENCHMARKING),
+    ("qwen2-7b", "a100_sxm", 1, "vllm==0.10", {"share": 0.25}, 5.01 * 2**30 / 57_344, 0.02, BENCHMARKING),
+    ("qwen2-7b", "a100_sxm_40gb", 2, "vllm==0.10", {"share": 0.5, **SORTED}, 412_944, 0.02, BENCHMARKING),
+    ("qwen3-235b-a22b-fp8", "l40s", 8, "vllm==0.10", SORTED, 238_208, 0.03,
+     "a log of vLLM 0.10.2 on eight L40S, Qwen3-235B-A22B-Instruct-2507-FP8 with expert parallelism"),
+    ("qwen3-235b-a22b-fp8", "rtx_pro_6000_server", 4, "vllm==0.22", {"max_num_seqs": 32, "share": 0.9}, 621_392, 0.08,
+     "a log of August 2026 on four RTX PRO 6000 Server, Qwen3-235B-A22B-Instruct-2507-FP8"),
+    ("llama-3.1-8b", "rtx_3090", 1, "vllm==0.6", {"max_num_batched_tokens": 20000}, 31_232, 0.08,
+     "https://github.com/vllm-project/vllm/issues/10517, steps of 20,000 tokens"),
+    ("deepseek-r1-distill-qwen-14b", "rtx_4090", 2, "vllm==0.7", {"share": 0.98}, 94_917, 0.08,
+     "https://github.com/vllm-project/vllm/issues/13061: 8.69 GiB of 98,304 bytes a token"),
+    ("qwen2.5-0.5b", "rtx_4090", 1, "vllm==0.22", {"max_num_batched_tokens": 8192}, 1_793_232, 0.08,
+     "a log of vLLM 0.27.1 on an RTX 4090 under WSL, Qwen2.5-0.5B"),
+    ("qwen2.5-0.5b", "l4", 1, "vllm==0.22", {"share": 0.98}, 1_733_440, 0.08,
+     "https://github.com/vllm-project/vllm/pull/57926"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "gpu", "tp", "engine", "given", "logged", "within"), LOGGED)
+@pytest.mark.parametrize(("name", "gpu", "tp", "engine", "given", "logged", "within", "source"), LOGGED)
 def test_as_many_tokens_as_engines_logged(
-    name: str, gpu: str, tp: int, engine: str, given: dict[str, Any], logged: float, within: float
+    name: str, gpu: str, tp: int, engine: str, given: dict[str, Any], logged: float, within: float, source: str
 ) -> None:
     known = stack(engine)
     limits = dict(given)
     known = known.with_memory_share(limits.pop("share", known.memory_share))
+    known = replace(known, logit_bytes=limits.pop("logit_bytes", known.logit_bytes))
     place = deployed(name, on=gpu, engine=known, tp=tp)
     assert engine_settings(place, limits).kv_tokens == pytest.approx(logged, rel=within)
+
+
+def test_experts_in_mxfp4_are_padded_to_whole_tiles() -> None:
+    """gpt-oss-120b: 36 layers of 128 experts of 3 x 2880 x 2880 weights in 4.25 bits. Marlin takes 2944 columns of 3072
+    rows; of four GPUs a part of 720 columns takes 768. Triton pads rows alone. vLLM 0.10 loaded 65.97 GiB of it on an
+    H100 (its issue 23278) and 17.22 on each of four A100 (its logs as above), a later one 64.38 on an H100, and 13.47 of
+    gpt-oss-20b (github.com/llm-d/llm-d-benchmark, pull request 732)."""
+    gib, experts = 2**30, 36 * 128 * 3 * 2880**2 * 4.25 / 8
+    triton = weight_bytes(deployed("gpt-oss-120b", on="h100_sxm", engine=stack("vllm")))
+    marlin = weight_bytes(deployed("gpt-oss-120b", on="h100_sxm", engine=stack("vllm==0.10")))
+    assert marlin - triton == pytest.approx(experts * (2944 - 2880) * 3072 / 2880**2, rel=0.001)
+    assert triton / gib == pytest.approx(64.38, rel=0.005) and marlin / gib == pytest.approx(65.97, rel=0.005)
+    small = weight_bytes(deployed("gpt-oss-20b", on="h100_sxm", engine=stack("vllm")))
+    assert small / gib == pytest.approx(13.47, rel=0.01)
+    four = weight_bytes(deployed("gpt-oss-120b", on="a100_sxm", engine=stack("vllm==0.10"), tp=4))
+    assert four / gib == pytest.approx(17.22, rel=0.01)
 
 
 def test_the_error_says_what_leaves_no_memory() -> None:

@@ -11,14 +11,15 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kernelcast.forecast.end_to_end import EndToEnd, Setting
-from kernelcast_lab.data.gpustack import server_parameters
-from kernelcast_lab.data.published import PublishedCase, known_model
-from kernelcast_lab.data.shared import NotExpressibleError
+from kernelcast_lab.data.gpustack import served_load, server_parameters
+from kernelcast_lab.data.published import PublishedCase
+from kernelcast_lab.data.shared import NotExpressibleError, known_model
 from kernelcast_lab.evaluate.public import NAMES, ScoredCase, SourceScores, digest, figures, sampled, score
 from kernelcast_lab.evaluate.public_report import page, short_table, write_page
 from kernelcast_lab.evaluate.public_spreads import fit_spreads, quantity_of, with_spreads
@@ -95,16 +96,55 @@ def test_flags_of_a_server_become_parameters() -> None:
         " --enable-expert-parallel --reasoning-parser qwen3"
     )
     assert name == "Qwen/Qwen3-32B-FP8"
-    assert parameters == {"tp": 2, "max_num_seqs": 512, "kv_dtype": "fp8", "ep": 2}
+    assert parameters == {"tp": 2, "max_num_seqs": 512, "kv_dtype": "fp8", "enable_expert_parallel": True}
     name, parameters = server_parameters(
         "python3 -m sglang.launch_server --model deepseek-ai/DeepSeek-V3 --tp 8 --enable-dp-attention --dp 8"
     )
-    assert (name, parameters) == ("deepseek-ai/DeepSeek-V3", {"tp": 1, "dp": 8})
+    assert (name, parameters) == ("deepseek-ai/DeepSeek-V3", {"tp": 8, "dp_size": 8, "enable_dp_attention": True})
+    _, parameters = server_parameters(
+        "python3 -m sglang.launch_server --model-path zai-org/GLM-5 --tp-size=8 --moe-a2a-backend=deepep"
+    )
+    assert parameters == {"tp": 8, "ep": 8, "exchange": "deepep"}  # the experts are on all GPUs then
+    _, parameters = server_parameters("trtllm-serve Qwen/Qwen3-32B --max_seq_len=40960 --enable_chunked_prefill")
+    assert parameters == {"enable_chunked_prefill": True}
     for text, feature in (("--speculative-algorithm EAGLE", "speculative"), ("--no-such-flag 1", "no-such-flag")):
         with pytest.raises(NotExpressibleError, match=feature):
             server_parameters(f"vllm serve Qwen/Qwen3-8B {text}")
     assert known_model("meta-llama/Meta-Llama-3-8B") == ("llama-3-8b", None)
     assert known_model("Qwen/Qwen3-8B-FP8") == ("qwen3-8b", "fp8_block")
+
+
+PAGE_ROW = {
+    "serve_cmd": "vllm serve Qwen/Qwen3.5-9B --performance-mode=throughput", "engine_text": None, "requests": 100,
+    "hardware_text": "NVIDIA H100 80GB HBM3", "mean_isl": 342.0, "mean_osl": 281.0, "num_prompts": None,
+    "max_concurrency": 31, "output_tok_s": 2100.0, "mean_ttft_ms": 40.0, "mean_tpot_ms": 1.3, "mean_itl_ms": 9.0,
+    "request_rate": None,
+}  # fmt: skip
+
+
+def page_row(page: str, heading: str, label: str, median_itl_ms: float) -> dict[str, Any]:
+    made = {"file": f"docs/performance-lab/{page}.md", "section": f"Results > {heading}", "label": label}
+    return {**PAGE_ROW, **made, "median_itl_ms": median_itl_ms}
+
+
+def test_a_section_of_a_page_has_its_own_command_release_and_rate() -> None:
+    asked = served_load(page_row("qwen3.5-9b/h100-latency", "16k", "- Backend Parameters:", 9.0))  # type: ignore[arg-type]
+    assert asked["stack"] == "vllm==0.17" and asked["parameters"]["max_num_batched_tokens"] == 16384
+    assert asked["parameters"]["request_rate"] == 8.0 and asked["parameters"]["arrivals"] == "constant"
+    # guidellm's time between tokens is what others call TPOT, and nothing where the client did not count them
+    assert asked["measured"] == {"output_throughput": 2100.0, "mean_ttft_ms": 40.0, "mean_tpot_ms": 9.0}
+    for heading, label, median_ms, reason in (
+        ("Rate 1", "- Optimized Backend Parameters:", 0.0, "speculative"),
+        ("no such section", "- Backend Parameters:", 9.0, "no command line"),
+    ):
+        with pytest.raises(NotExpressibleError, match=reason):
+            served_load(page_row("qwen3.5-9b/h100-latency", heading, label, median_ms))  # type: ignore[arg-type]
+    asked = served_load(page_row("qwen3.5-9b/h100-latency", "Rate 1", "- Baseline Backend Parameters:", 0.0))  # type: ignore[arg-type]
+    assert (
+        set(asked["measured"]) == {"output_throughput", "mean_ttft_ms"} and asked["parameters"]["request_rate"] == 1.0
+    )
+    with pytest.raises(NotExpressibleError, match="keeps the server waiting"):
+        served_load(page_row("qwen3.5-9b/h100", "vLLM", "- Backend Parameters:", 0.0))  # type: ignore[arg-type]
 
 
 def test_the_page_shows_every_table() -> None:

@@ -112,6 +112,7 @@ class Deployment:
                 f"{self.stack.name} runs on {self.stack.vendor.upper()} GPUs alone, and {self.gpu.name} is of "
                 f"{self.gpu.vendor.upper()}: take `stack` vllm or sglang"
             )
+        object.__setattr__(self, "stack", self.stack.in_pipeline(self.layout.pp))
         precision = Precision.of(self.model) if self.precision is None else self.precision
         object.__setattr__(self, "precision", precision.on(self.gpu))
         if self.routing not in ROUTINGS:

@@ -296,17 +296,16 @@ def _check(count: int, rate: float, burstiness: float) -> None:
 
 Tokens = NDArray[np.int64]
 
-DISTRIBUTIONS = ("fixed", "uniform", "normal", "lognormal", "gamma", "exponential")
+DISTRIBUTIONS = ("fixed", "uniform", "normal", "lognormal", "exponential")
 
 
 @dataclass(frozen=True)
 class Lengths:
     """A distribution of token counts around a mean.
 
-    uniform: from floor(mean x (1 - ratio)) to ceil(mean x (1 + ratio)), as vLLM's --random-range-ratio. normal,
-    lognormal and gamma: ``mean`` and ``std`` are those of the lengths themselves, before they are clipped to ``low``
-    and ``high`` (0: none). exponential: many short ones and a long tail, as conversations have (ShareGPT); gamma with a
-    ``std`` above the mean has even more of both.
+    uniform: from floor(mean x (1 - ratio)) to ceil(mean x (1 + ratio)), as vLLM's --random-range-ratio. normal and
+    lognormal: ``mean`` and ``std`` are those of the lengths themselves, before they are clipped to ``low`` and ``high``
+    (0: none). exponential: many short ones and a long tail, as conversations have (ShareGPT).
     """
 
     mean: float
@@ -338,9 +337,6 @@ class Lengths:
             lengths = draws.normal(self.mean, self.std, count)
         elif self.distribution == "exponential":
             lengths = draws.exponential(self.mean, count)
-        elif self.distribution == "gamma":
-            shape = (self.mean / self.std) ** 2 if self.std else math.inf
-            lengths = draws.gamma(shape, self.mean / shape, count) if self.std else np.full(count, self.mean)
         else:
             variance = math.log1p((self.std / self.mean) ** 2)
             lengths = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)

@@ -61,8 +61,7 @@ class Stack(Library):
         6.0  # of a logit while tokens are sampled: as the head writes it, in fp32, copies of the sampler
     )
     used_share: float  # of the memory, that it fills at most
-    # Experts in mxfp4 are padded: the part of a GPU of their width, and the hidden size, to multiples, by the instruction
-    # path of the GPU
+    # Experts in mxfp4 are padded: a GPU's part of their width, and the hidden size, to multiples, by instruction path
     mxfp4_padding: tuple[tuple[str, tuple[int, int]], ...] = ()
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
@@ -71,6 +70,8 @@ class Stack(Library):
     overlapped_step_s: float = 0.0  # host time of a step that runs beside the GPU's work (asynchronous scheduling)
     overlapped_sequence_s: float = 0.0  # the same of each sequence of a step
     offline_sequence_s: float = 0.0  # the same where no server streams tokens
+    pipeline_step_s: float = 0.0  # host time that each stage of a pipeline adds to a pass, as nothing overlaps there
+    pipeline_sequence_s: float = 0.0  # the same of each sequence
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
     # requests that are in the front end together take turns (one event loop): none goes on to the tokeniser before all
@@ -139,6 +140,15 @@ class Stack(Library):
         exposed: dict[str, Any] = {name: getattr(self, name) + getattr(self, f"overlapped_{name}")
                                    for name in ("step_s", "sequence_s")}  # fmt: skip
         return replace(self, **exposed, overlapped_step_s=0.0, overlapped_sequence_s=0.0)
+
+    def in_pipeline(self, stages: int) -> Stack:
+        """The stack where a pass goes through so many stages, each with a host of its own."""
+        if stages == 1:
+            return self
+        step_s, sequence_s = stages * self.pipeline_step_s, stages * self.pipeline_sequence_s
+        return replace(self, step_s=self.step_s + step_s, prefill_s=self.prefill_s + step_s,
+                       sequence_s=self.sequence_s + sequence_s, pipeline_step_s=0.0, pipeline_sequence_s=0.0,
+                       offline_sequence_s=self.offline_sequence_s + sequence_s)  # fmt: skip
 
     def without_server(self) -> Stack:
         """The engine in the process that uses it (``LLM.generate``), given token ids: no HTTP front end, no queues

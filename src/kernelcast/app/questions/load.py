@@ -60,11 +60,11 @@ class LoadParameters(Question):
     random_range_ratio: Annotated[Real, option(help="lengths uniform within 1 -/+ this of the mean")] = None
     lengths: Annotated[
         Text,
-        option(metavar="DISTRIBUTION", help="fixed, uniform, normal, lognormal, gamma, exponential around the mean",
+        option(metavar="DISTRIBUTION", help="fixed, uniform, normal, lognormal, exponential around the mean",
                values=partial(names_of, "serving.load", "DISTRIBUTIONS")),
     ] = None  # fmt: skip
-    input_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal, gamma prompt lengths")] = None
-    output_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal, gamma output lengths")] = None
+    input_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal prompt lengths")] = None
+    output_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal output lengths")] = None
     random_prefix_len: Annotated[
         Integer, option(help="prefix tokens that all prompts share, beyond --input-len", maximum=LONGEST)
     ] = None
@@ -260,6 +260,6 @@ def _lengths(parameters: LoadParameters, mean: int, std: float | None) -> Length
     distribution = parameters.lengths or default
     if distribution != "uniform":
         parameters.refuse(("random_range_ratio",), "only uniform `lengths` take it")
-    if distribution not in ("normal", "lognormal", "gamma"):
-        parameters.refuse(("input_len_std", "output_len_std"), "only `lengths` normal, lognormal or gamma take them")
+    if distribution not in ("normal", "lognormal"):
+        parameters.refuse(("input_len_std", "output_len_std"), "only `lengths` normal or lognormal take them")
     return Lengths(mean, distribution, ratio=parameters.random_range_ratio or 0.0, std=std or 0.0)
