@@ -30,7 +30,7 @@ _ROWS = {
     "_softmax": (7.0, 1.0), "_safe_softmax": (7.0, 1.0), "_log_softmax": (7.0, 1.0),
     "_softmax_backward_data": (4.0, 0.0), "_log_softmax_backward_data": (4.0, 1.0),
 }  # fmt: skip
-_REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean")
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "linalg_vector_norm")
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
           "_batch_norm_no_update")  # fmt: skip
 _NORM_FLOPS = 4.0
@@ -93,7 +93,7 @@ def fuse(trace: Trace) -> Trace:
     ops = tuple(_joined(each, at, readers) if len(each.ops) > 1 else each.ops[0] for at, each in enumerate(groups))
     at_op = {id(op): at for at, group in enumerate(groups) for op in group.ops}
     gradients = tuple(replace(each, ready=at_op[id(_writer(trace, each, at_op))]) for each in trace.gradients)
-    return replace(trace, ops=ops, gradients=gradients, module_calls={})
+    return replace(trace, ops=ops, gradients=gradients, module_calls={}, compiled=True)
 
 
 def _lowered(trace: Trace) -> tuple[Op, ...]:
