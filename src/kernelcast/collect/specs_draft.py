@@ -125,6 +125,8 @@ def _unit(properties: GpuProperties, known: Gpu, path: Path) -> GpuDraft:
     draft = draft.put(others, f"measured by CUDA device properties and NVML ({properties.software})")
     boost = others.get("clock_boost_hz", known.clock_boost_hz)
     lower = {name: boost for name in ("clock_base_hz", "clock_tensor_hz") if (getattr(known, name) or 0) > boost}
+    if known.clock_max_hz and "clock_boost_hz" in others:
+        lower["clock_max_hz"] = boost
     return draft.put(lower, "no higher than the highest clock that NVML gives")
 
 

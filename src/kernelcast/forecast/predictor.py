@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kernelcast.forecast.evidence import UNMATCHED, EvidenceMatch, without_evidence
 from kernelcast.hardware import Gpu, gpu, gpu_ids
-from kernelcast.hardware.clocks import product_rates
+from kernelcast.hardware.clocks import product_rates, usual_clock_hz
 from kernelcast.machine.analyse import PIPELINES, Analysis, Candidates, Score, lazy, overlapped, summed
 from kernelcast.machine.limits import NOTHING, PER_SM
 from kernelcast.ops.base import Calls, Configuration, Kernel
@@ -203,14 +203,17 @@ def sustained_start_s(target: Gpu) -> float:
 
 def sustained_shares(target: Gpu) -> Array:
     """(pipelines, 1) share of each peak, at its highest clock, that this GPU sustains."""
-    return _shares(tensor_share(target), _sustained("sustained_dram_fraction", target), target.clock_reserve)
+    usual = usual_clock_hz(target) / target.clock_boost_hz
+    dram = _sustained("sustained_dram_fraction", target)
+    return _shares(tensor_share(target), dram, target.clock_reserve, usual)
 
 
 @functools.cache
-def _shares(tensor: float, dram: float, reserve: float) -> Array:
-    by_name = {**_SHARES, "tensor": tensor, "dram": dram}
-    core = {*PER_SM} if reserve != 1 else set()
-    shares = np.array([by_name[name] / (reserve if name in core else 1) for name in PIPELINES])[:, None]
+def _shares(tensor: float, dram: float, reserve: float, usual: float) -> Array:
+    """``reserve``: the highest clock, ``usual``: that of a load which no limit slows, over the boost clock."""
+    by_name = {name: share * (usual / reserve if name in PER_SM else 1) for name, share in _SHARES.items()}
+    by_name |= {"tensor": tensor / reserve, "dram": dram}
+    shares = np.array([by_name[name] for name in PIPELINES])[:, None]
     shares.flags.writeable = False  # it is shared
     return shares
 

@@ -10,7 +10,7 @@ the other half does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from kernelcast.energy.power import WINDOW_S, capped, longer_s, under_cap
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import UNSCALED, Scale
-from kernelcast.forecast.calls import Launch
+from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.predict_table import CallTable, TableForecast, Times, refusal
 from kernelcast.inference.batch import Batch, BatchColumns, Rows
 from kernelcast.inference.forward import Deployment, forward, forward_many
@@ -83,6 +83,22 @@ class PassGroup:
             yield [self.launches[at] for at in members], calls, self.entries[by]
 
 
+_CACHE_BYTES = 2.0  # of a number of the KV cache, in 16 bits
+
+
+def _least_s(call: Call, reached: Mapping[str, float]) -> Any:
+    """``product_flops_per_s``: of products of up to ``product_rows`` rows; ``cache_bytes_per_s``: of the KV cache that
+    a decode reads. A column where sizes are some."""
+    given = call.arguments
+    if call.op == "gemm":
+        seconds = 2.0 * given["m"] * given["n"] * given["k"] / reached["product_flops_per_s"]
+        return np.where(given["m"] <= reached["product_rows"], seconds, 0.0)
+    if call.op == "attention" and "kv_len" in given:
+        numbers = 2.0 * given["batch"] * given["kv_len"] * given["kv_heads"] * given["head_dim"]
+        return np.where(given["q_len"] == 1, numbers * _CACHE_BYTES / reached["cache_bytes_per_s"], 0.0)
+    return 0.0
+
+
 class PassKernels:
     """Kernels of many passes of one deployment, an entry a pass; ``by``: only those that scale with this size.
     ``predict`` gives ``kernels_s``, (3, passes): time, low, high; and what power limits add in a run that lasts:
@@ -97,13 +113,24 @@ class PassKernels:
 
     def predict(self, times: TableForecast) -> None:
         """Once the times of all calls are known."""
-        self.times, count = times, len(self.batches)
+        self.times, count = self._reached(times), len(self.batches)
         self.kernels_s, self.throttled_s, self.capped_s = np.zeros((3, count)), np.zeros(count), np.zeros(count)
         self.visible = {overlap: np.ones(count) for overlap in OVERLAPS}
         for group in self.groups:
             if group.launches:
                 self._overlap(group)
                 self._add(group)
+
+    def _reached(self, times: TableForecast) -> TableForecast:
+        """The forecast with what the engine's kernels reach at most on GPUs that they were not written or tuned for."""
+        reached = dict(self.deployment.stack.reaches).get(self.deployment.gpu.vendor)
+        if not reached:
+            return times
+        times_s = times.times_s.copy()
+        for group in self.groups:
+            for launch, rows in zip(group.launches, group.calls, strict=True):
+                times_s[:, rows] *= np.maximum(1.0, _least_s(launch.call, reached) / times_s[0, rows])
+        return replace(times, times_s=times_s)
 
     def _add(self, group: PassGroup) -> None:
         """The kernels of a group. Errors of one network are fully correlated, those of different networks

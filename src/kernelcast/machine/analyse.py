@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.clocks import usual_clock_hz
 from kernelcast.machine.limits import (
     LIMITS,
     NOTHING,
@@ -123,12 +124,12 @@ class Candidates:
         walked = rounds * (work.serial_steps if work.mean_steps is None else work.mean_steps)
         if work.mean_steps is not None:
             walked = np.maximum(walked, np.where(rounds > 0, work.serial_steps, 0.0))
-        return walked * work.step_cycles / self.gpu.clock_boost_hz
+        return walked * work.step_cycles / usual_clock_hz(self.gpu)
 
     @lazy
     def setup_s(self) -> Array:
         """Set-up and write-back of all rounds."""
-        return self.rounds / self.gpu.clock_boost_hz * self.work.task_cycles
+        return self.rounds / usual_clock_hz(self.gpu) * self.work.task_cycles
 
     @lazy
     def flops(self) -> Array:

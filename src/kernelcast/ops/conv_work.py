@@ -204,7 +204,7 @@ def product_work(gpu: Gpu, dtype: DType, product: ConvProduct) -> Work:
     unit = matrix_unit(gpu) if pipe == "tensor" else MMA_SYNC
     tiles = _HOPPER_TILES if hopper else unit.tiles
     tile_m, tile_n, threads = (axis([tile[i] for tile in tiles]) for i in range(3))
-    tile_k = _tile_k(dtype, product) if pipe == "tensor" else np.full_like(product.inner, 16.0)
+    tile_k = _tile_k(gpu, dtype, product) if pipe == "tensor" else np.full_like(product.inner, 16.0)
     steps = product.taps * ceil_div(product.inner, tile_k)
     tasks = product.count * ceil_div(product.m, tile_m) * _columns(dtype, product, tile_n)
     split: Number = 1.0
@@ -251,9 +251,11 @@ def _work(
     )
 
 
-def _tile_k(dtype: DType, product: ConvProduct) -> Array:
-    """Elements of a k-step: a swizzle row, or less where a tap has fewer channels."""
-    bytes_of_tap = np.maximum(_LEAST_K_BYTES, 2 ** np.ceil(np.log2(product.inner * dtype.act_bytes)))
+def _tile_k(gpu: Gpu, dtype: DType, product: ConvProduct) -> Array:
+    """Elements of a k-step: a swizzle row, or less where a tap has fewer channels. Kernels of mma.sync gather a vector
+    of channels at a time in 16 bits (cuDNN's and CUTLASS's "few channels"), without TMA's boxes."""
+    gathers = gpu.instruction_path != WGMMA and dtype.act_bytes == 2
+    bytes_of_tap = np.maximum(_ALIGNED_BYTES if gathers else _LEAST_K_BYTES, 2 ** np.ceil(np.log2(product.inner * dtype.act_bytes)))
     return np.minimum(_TILE_K_BYTES, bytes_of_tap) / dtype.act_bytes
 
 

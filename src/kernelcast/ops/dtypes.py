@@ -93,4 +93,5 @@ def matmul_pipe(gpu: Gpu, name: str) -> str:
     if supports_dtype(gpu, name):
         return "tensor" if gpu.tensor_flops_per_clk_sm.get(find_dtype(name).math) else "fma"
     able = [d.name for d in _ALL if d.math in gpu.tensor_flops_per_clk_sm or d.math == "fp32"]
-    raise KernelcastError(f"{gpu.id} has no {name} matrix arithmetic; it has {', '.join(able)}")
+    instead = "; engines run such checkpoints in fp16 there: dtype=fp16" if name == "bf16" and "fp16" in able else ""
+    raise KernelcastError(f"{gpu.id} has no {name} matrix arithmetic; it has {', '.join(able)}{instead}")

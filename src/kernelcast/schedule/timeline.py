@@ -125,6 +125,8 @@ class Host:
     name: str
     step_s: float  # a step, whatever it does
     launch_s: float  # a kernel, with its share of the op that launches it
+    series_s: float  # each of the many kernels that one op launches from a loop of its own
+    compiled_s: float  # a call of a compiled step: guards, and the wrapper around its kernels
     view_s: float  # an op of the forward pass that launches none
     python_s: float  # a call of a Python function of the program, beside its ops
     recorded_s: float  # what autograd adds to an op of the forward pass
@@ -147,7 +149,7 @@ class Host:
         return replace(self, **costs, faster=faster, slower=slower)
 
 
-COSTS = ("step_s", "launch_s", "view_s", "python_s", "recorded_s", "backward_s", "backward_view_s", "parameter_s")
+COSTS = ("step_s", "launch_s", "series_s", "compiled_s", "view_s", "python_s", "recorded_s", "backward_s", "backward_view_s", "parameter_s")
 
 
 def host_ids() -> list[str]:

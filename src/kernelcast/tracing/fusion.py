@@ -5,15 +5,20 @@ writes, or reads the same memory, over the same elements; a norm or a softmax is
 kernel a row. A fused kernel moves what crosses its boundary: it reads what others wrote, and writes what others read.
 Where a group starts orders the groups: a group takes an op only when all the op reads comes from groups that started
 before it, so that no two groups wait for one another.
+
+Before that TorchInductor takes ops apart (batch norm in inference, the bias of a convolution), and lays feature maps
+out channels last where it expects convolutions to gain by it (decide_layout_opt in torch/_inductor/graph.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.elementwise import cost_of, kernel_name
+from kernelcast.tracing.aten.products import in_format
 from kernelcast.tracing.aten.table import OpSettings, number_format, pointwise, rule
 from kernelcast.tracing.traced import Gradient, Op, Tensor, Trace
 
@@ -25,7 +30,15 @@ _ROWS = {
     "_softmax": (7.0, 1.0), "_safe_softmax": (7.0, 1.0), "_log_softmax": (7.0, 1.0),
     "_softmax_backward_data": (4.0, 0.0), "_log_softmax_backward_data": (4.0, 1.0),
 }  # fmt: skip
-_REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean")
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "linalg_vector_norm")
+_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
+          "_batch_norm_no_update")  # fmt: skip
+_NORM_FLOPS = 4.0
+# Ops whose output has the memory format of their input, beside element-wise ones and copies.
+_KEEP_FORMAT = (*_NORMS, "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "cat", "constant_pad_nd",
+                "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d")  # fmt: skip
+# Time of a convolution channels last over channels first, as decide_layout_opt weighs their FLOPs.
+_GROUPED, _WIDENING, _SMALL, _OTHER = 1.358, 0.725, 0.783, 0.823
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def _larger(known: Tensor | None, new: Tensor) -> Tensor:
 
 def fuse(trace: Trace) -> Trace:
     """The step as a compiler would run it: groups of ops as single ops called ``fused``, and no Python in between."""
-    groups = _grouped(trace)
+    groups = _grouped(replace(trace, ops=_lowered(trace)) if trace.mode == "inference" else trace)
     readers: dict[int, set[int]] = {}
     for at, group in enumerate(groups):
         for storage in group.read:
@@ -80,7 +93,68 @@ def fuse(trace: Trace) -> Trace:
     ops = tuple(_joined(each, at, readers) if len(each.ops) > 1 else each.ops[0] for at, each in enumerate(groups))
     at_op = {id(op): at for at, group in enumerate(groups) for op in group.ops}
     gradients = tuple(replace(each, ready=at_op[id(_writer(trace, each, at_op))]) for each in trace.gradients)
-    return replace(trace, ops=ops, gradients=gradients, module_calls={})
+    return replace(trace, ops=ops, gradients=gradients, module_calls={}, compiled=True)
+
+
+def _lowered(trace: Trace) -> tuple[Op, ...]:
+    """The ops with feature maps channels last where that pays, and a convolution's bias as an op of its own."""
+    ops = list(_without_bias(trace.ops))
+    if not _pays(op for op in ops if _convolves(op)):
+        return tuple(ops)
+    last: set[int] = set()  # storages of feature maps
+
+    def moved(x: Tensor) -> Tensor:
+        return in_format(x, last=True) if x.storage in last and len(x.shape) == 4 and x.dense else x
+
+    for at, op in enumerate(ops):
+        keeps = op.name in _KEEP_FORMAT or op.name in _COPIES or kernel_name(op) is not None
+        if _convolves(op) or (keeps and any(x.storage in last for x in op.inputs)):
+            last |= {x.storage for x in op.outputs[:1] if len(x.shape) == 4}
+        if _convolves(op):
+            last.add(op.arguments[1].storage)
+        arguments, options = _mapped(op.arguments, moved), _mapped(op.options, moved)
+        ops[at] = replace(op, arguments=arguments, options=options, outputs=_mapped(op.outputs, moved))
+    return tuple(ops)
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _mapped(item, change) for name, item in value.items()}
+    return type(value)(_mapped(item, change) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _convolves(op: Op) -> bool:
+    """Over images, not transposed."""
+    return op.name == "convolution" and len(op.outputs[0].shape) == 4 and not op.arguments[6]
+
+
+def _without_bias(ops: Iterable[Op]) -> Iterator[Op]:
+    apart = -2  # storages of sums before their bias
+    for op in ops:
+        if op.name != "convolution" or op.arguments[2] is None:
+            yield op
+            continue
+        bias, out = op.arguments[2], op.outputs[0]
+        product = replace(out, storage=apart)
+        apart -= 1
+        yield replace(op, arguments=(*op.arguments[:2], None, *op.arguments[3:]), outputs=(product,))
+        yield replace(op, name="add", arguments=(product, bias), options={})
+
+
+def _pays(convolutions: Iterable[Op]) -> bool:
+    flops = weighted = 0.0
+    for op in convolutions:
+        weight = op.arguments[1]
+        filters, channels = weight.shape[:2]
+        taken = 2.0 * op.outputs[0].elements * weight.elements / filters
+        grouped = op.argument(8, "groups", 1) > 1 and channels > 1
+        widening = channels > 2 and 2 * channels <= filters
+        small = filters <= 64 and channels <= 64
+        flops += taken
+        weighted += taken * (_GROUPED if grouped else _WIDENING if widening else _SMALL if small else _OTHER)
+    return 0 < weighted <= flops
 
 
 def _writer(trace: Trace, gradient: Gradient, kept: Container[int]) -> Op:
@@ -149,8 +223,11 @@ def _walk(op: Op) -> _Walk:
     if op.name in _REDUCTIONS and op.outputs and op.inputs:
         x = op.inputs[0]
         kept = max(1, op.outputs[0].elements)
-        inner = bool(x.shape) and kept * x.cols == x.elements and kept > 1
-        return _Walk(x.elements, x.cols, inner, float(x.elements))
+        cols = x.elements // kept
+        return _Walk(x.elements, cols, kept > 1 and cols > 1 and kept * cols == x.elements, float(x.elements))
+    if op.name in _NORMS and op.phase == "forward" and not any(flag is True for flag in op.arguments):
+        elements = op.outputs[0].elements
+        return _Walk(elements, 0, True, _NORM_FLOPS * elements)
     name = kernel_name(op)
     if name is not None or op.name in _COPIES:
         elements = (op.outputs or op.inputs)[0].elements

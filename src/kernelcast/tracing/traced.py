@@ -146,6 +146,7 @@ class Trace:
     unsharded: tuple[tuple[str, int], ...] = ()  # of a tensor-parallel rank: replicated modules, and their parameters
     unmasked: bool = False  # transformers left out attention masks, which it builds where a CUDA graph is captured
     nodes: int = 0  # of autograd's graph in the backward pass, those that launch nothing too
+    compiled: bool = False  # its kernels are launched by what a compiler made of it
     frozen: tuple[Tensor, ...] = ()  # parameters that get no gradient (what LoRA leaves as it is)
 
     @property

@@ -111,7 +111,7 @@ class Rank:
         return self._queue([(at, kernel) for (at, _), kernel in zip(ops, kernels, strict=True)])
 
     def _queue(self, kernels: Sequence[tuple[int, OpKernels | None]]) -> LaunchQueue:
-        return LaunchQueue.of(kernels, self.host_s, self.machine, self.graph)
+        return LaunchQueue.of(kernels, self.host_s, self.machine, self.graph, self.rank_trace.compiled)
 
     def sender(self, part: int) -> DataParallel:
         def seconds(bucket: Bucket) -> float:

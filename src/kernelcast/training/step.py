@@ -37,7 +37,6 @@ from kernelcast.schedule.timeline import stream_ends
 from kernelcast.stacks import stack as named_stack
 from kernelcast.tracing.aten import OpLaunches, OpSettings, op_launches
 from kernelcast.tracing.aten.table import model_flops, op_flops, product_format
-from kernelcast.tracing.fusion import FUSED
 from kernelcast.tracing.traced import PHASES, Op, Trace
 from kernelcast.training.memory import check_fits, step_memory
 from kernelcast.training.placement import of_parameters, parameter_groups
@@ -127,8 +126,20 @@ def host_counts(trace: Trace) -> dict[str, Array]:
 
 
 def launch_costs(trace: Trace, machine: Host) -> Array:
-    """Host time of each op of a trace before the next, beside launching its kernels."""
-    return np.sum([getattr(machine, name) * count for name, count in host_counts(trace).items()], axis=0)
+    """Host time of each op of a trace before the next, beside launching its kernels. What a program does around a step
+    grows with it: around a few ops it takes no longer than these."""
+    costs = {name: getattr(machine, name) * count for name, count in host_counts(trace).items()}
+    ops_s = sum(float(np.sum(cost)) for name, cost in costs.items() if name != "step_s")
+    ops_s += machine.launch_s * sum(op.op_type == "kernel" for op in trace.ops)
+    costs["step_s"] = np.minimum(costs["step_s"], ops_s)
+    if trace.compiled:
+        costs["compiled_s"] = machine.compiled_s * (np.arange(len(trace.ops)) == 0)
+    return np.sum(list(costs.values()), axis=0)
+
+
+def launching_s(launches: int, machine: Host) -> float:
+    """Host time of the kernels that one op launches; a series of them costs the op itself once."""
+    return machine.launch_s * min(launches, SERIES) + machine.series_s * max(0, launches - SERIES)
 
 
 @dataclass(frozen=True)
@@ -143,22 +154,25 @@ class LaunchQueue:
 
     @classmethod
     def of(
-        cls, kernels_by_op: Sequence[tuple[int, OpKernels | None]], costs_s: Array, machine: Host, graph: bool
-    ) -> LaunchQueue:
+        cls, kernels_by_op: Sequence[tuple[int, OpKernels | None]], costs_s: Array, machine: Host, graph: bool,
+        compiled: bool = False,
+    ) -> LaunchQueue:  # fmt: skip
         """``kernels_by_op``: indices of ops in a trace and what they launch; ``costs_s``: its ``launch_costs``.
-        ``graph``: kernels replay from a CUDA graph, so that the host launches once."""
-        launching_s = np.array([machine.launch_s * kernel.launches if kernel else 0.0 for _, kernel in kernels_by_op])
-        clock = np.cumsum(costs_s[[at for at, _ in kernels_by_op]] + launching_s)
+        ``graph``: kernels replay from a CUDA graph, so that the host launches once, from a ``compiled`` step's wrapper
+        where that captured it."""
+        launches_s = np.array([launching_s(kernel.launches, machine) if kernel else 0.0 for _, kernel in kernels_by_op])
+        clock = np.cumsum(costs_s[[at for at, _ in kernels_by_op]] + launches_s)
         launching = [i for i, (_, kernel) in enumerate(kernels_by_op) if kernel is not None]
         kernels = tuple(kernel for _, kernel in kernels_by_op if kernel is not None)
         busy_s = np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels])
         # the first of many kernels runs while the others are launched, no faster than that
-        more_s = np.maximum(0.0, launching_s[launching] - machine.launch_s) * (not graph)
+        more_s = np.maximum(0.0, launches_s[launching] - machine.launch_s) * (not graph)
+        once_s = machine.graph_s + machine.compiled_s * compiled
         return cls(
             kernels=kernels,
             indices=tuple(kernels_by_op[i][0] for i in launching),
             busy_s=np.maximum(busy_s, more_s),
-            launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching] - more_s,
+            launched_s=np.full(len(kernels), once_s) if graph else clock[launching] - more_s,
             host_s=0.0 if graph or not len(clock) else float(clock[-1]),
         )
 
@@ -174,6 +188,7 @@ STEP = Conditions(input_rotation=np.inf)
 # measured steps eight of ten had kernels that took 0.91 to 1.06 times the predicted sum when this was set, and take
 # 0.90 to 1.04 times that of the present weights.
 STEP_SPREAD = (0.09, 0.06)
+SERIES = 32  # kernels of one op, from which on they are a loop's of a library, as of cuDNN's recurrent networks
 LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from which a run counts as launch-bound
 
 
@@ -427,10 +442,10 @@ def run_step(
     times = times or Times(gpu, conditions)
     settings = OpSettings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
     kernels = list(enumerate(predict_ops(trace.ops, times, lambda op: op_cost(op, settings, gpu))))
-    queue = LaunchQueue.of(kernels, launch_costs(trace, machine), machine, graph)
+    queue = LaunchQueue.of(kernels, launch_costs(trace, machine), machine, graph, trace.compiled)
     ends = stream_ends(queue.launched_s, queue.busy_s)
     return Step(
         trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,
         launched_s=queue.launched_s, busy_s=queue.busy_s, ends_s=ends, graph=graph,
-        compiled=any(op.name == FUSED for op in trace.ops), times=times, tf32=tf32,
+        compiled=trace.compiled, times=times, tf32=tf32,
     )  # fmt: skip

@@ -72,7 +72,7 @@ def _answer(prediction: Prediction, conditions: Conditions, drawn: Energy | None
     time, interval = interval_texts(prediction.time_s, prediction.low_s, prediction.high_s)
     grid.add_row("  predicted", Text(time, "bold green"), f"interval {interval.replace(' to ', ' – ')}")
     grid.add_row("  ceiling", time_text(prediction.ceiling_s), "what the best kernels reach for such a call")
-    binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
+    binds = "binds, of the limits that are kept" if conditions.without else _none_faster(prediction.on)
     grid.add_row("  bound", time_text(prediction.bound_s), f"{prediction.bound_by} {binds}")
     grid.add_row("  efficiency", percent(prediction.efficiency), "bound / predicted")
     dram_bytes = sum(phase.dram_bytes for phase in prediction.kernels)
@@ -86,6 +86,12 @@ def _answer(prediction: Prediction, conditions: Conditions, drawn: Energy | None
         grid.add_row("  energy", joules_text(drawn.joules.value), note)
         grid.add_row("  power", f"{drawn.power_w:,.0f} W", _power_text(drawn))
     return grid
+
+
+def _none_faster(gpu: Gpu) -> str:
+    """A card that exceeds its advertised boost clock is bound by the highest that its driver lists."""
+    clock = f" at {gpu.clock_max_hz / 1e9:.2f} GHz, its highest clock" if gpu.clock_max_hz else ""
+    return f"binds: no kernel can be faster{clock}"
 
 
 def _power_text(drawn: Energy) -> str:

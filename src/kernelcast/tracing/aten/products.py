@@ -150,7 +150,7 @@ def channels_last(x: Tensor) -> bool:
     return True
 
 
-def _in_format(x: Tensor, last: bool) -> Tensor:
+def in_format(x: Tensor, last: bool) -> Tensor:
     """The tensor dense, channels last or first."""
     order = (1, *range(len(x.shape) - 1, 1, -1), 0) if last else range(len(x.shape) - 1, -1, -1)
     steps, step = [0] * len(x.shape), 1
@@ -161,7 +161,7 @@ def _in_format(x: Tensor, last: bool) -> Tensor:
 
 def _converted(x: Tensor, last: bool, settings: OpSettings) -> Iterator[Launch]:
     """The copy of a tensor whose memory format is not cuDNN's (``contiguous(memory_format)``)."""
-    wanted = _in_format(x, last)
+    wanted = in_format(x, last)
     same = all(a == b or size == 1 for a, b, size in zip(x.stride, wanted.stride, x.shape, strict=True))
     if not same:
         yield from _as_op("clone", (x,), wanted, settings)
@@ -203,7 +203,7 @@ def _forward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_dtype(x, settings)}
     yield launch(_PART, "conv2d_dgrad" if transposed else "conv2d", **call)
     if bias is not None and (transposed or not _adds_bias(call)):
-        made = _in_format(out, last)
+        made = in_format(out, last)
         column = Tensor(
             (1, bias.elements, *[1] * (len(out.shape) - 2)), (0, 1, *[0] * (len(out.shape) - 2)), bias.dtype
         )
