@@ -127,10 +127,10 @@ def test_as_many_tokens_as_engines_logged(
 
 
 def test_experts_in_mxfp4_are_padded_to_whole_tiles() -> None:
-    """gpt-oss-120b: 36 layers of 128 experts of 3 x 2880 x 2880 weights in 4.25 bits. Marlin takes 2944 columns of 3072
-    rows; of four GPUs a part of 720 columns takes 768. Triton pads rows alone. vLLM 0.10 loaded 65.97 GiB of it on an
-    H100 (its issue 23278) and 17.22 on each of four A100 (its logs as above), a later one 64.38 on an H100, and 13.47 of
-    gpt-oss-20b (github.com/llm-d/llm-d-benchmark, pull request 732)."""
+    """gpt-oss-120b: 36 layers of 128 experts of 3 x 2880 x 2880 weights in 4.25 bits. Marlin takes 2944 columns of
+    3072 rows; of four GPUs a part of 720 columns takes 768. Triton pads rows alone. vLLM 0.10 loaded 65.97 GiB on an
+    H100 (its issue 23278) and 17.22 on each of four A100 (its logs as above), a later one 64.38 on an H100, and 13.47
+    of gpt-oss-20b (github.com/llm-d/llm-d-benchmark, pull request 732)."""
     gib, experts = 2**30, 36 * 128 * 3 * 2880**2 * 4.25 / 8
     triton = weight_bytes(deployed("gpt-oss-120b", on="h100_sxm", engine=stack("vllm")))
     marlin = weight_bytes(deployed("gpt-oss-120b", on="h100_sxm", engine=stack("vllm==0.10")))
