@@ -26,7 +26,7 @@ def test_a_megatron_bridge_row_is_a_job() -> None:
     case = training_step(given)
     job = case["parameters"]["job"]
     assert (job.layout.dp, job.layout.micro_batches, job.layout.zero, job.global_batch) == (16, 16, 1, 256)
-    assert job.layout.schedule == "interleaved" and job.layout.stage_layers == (4,) * 20
+    assert job.layout.schedule == "interleaved" and job.part_layers == (4,) * 20
     assert job.precision.id == "mxfp8" and job.precision.reduce_bytes == 2 and job.precision.gather_bytes == 1
     assert case["measured"]["time_s"] == pytest.approx(256 * 8192 / (1000 * 64))
     assert job.layout.between_nodes == "ib_xdr" and not job.tp_overlap

@@ -68,7 +68,7 @@ def test_about_says_what_answers_and_its_limits(client: TestClient) -> None:
 def test_words_are_those_of_the_bodies_and_name_no_file(client: TestClient) -> None:
     found = got(client, "parameters")
     assert got(client, "words") == found  # its name in earlier releases
-    assert set(found) == {"kernel", "infer", "simulate", "compare", "plan"}
+    assert set(found) == {"kernel", "infer", "simulate", "compare", "plan", "train"}
     for command, words in found.items():
         names = {word["name"] for word in words}
         assert names == set(BODIES[command].model_fields) - {"config", "name"}

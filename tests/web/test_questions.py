@@ -40,6 +40,8 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
                  "what_if": ["dram_bytes_per_s*1.5"], "price": ["l40s=0.9"], "by": "latency", "tpot": "50ms"}),
     ("compare", {"model": "llama-3.2-1b", "gpus": "h100_sxm", "max_gpus": 1, "formats": ["bf16", "fp8"], "ttft": 500,
                  "output_len": 8, "sensitivity": True, "batch": 2}),
+    ("train", {"model": "llama-3.2-1b", "gpus": "8xh100_sxm", "tp": 2, "global_batch": 64, "precision": "fp8_current",
+               "recompute": "core_attn,mlp", "tokens": 1e9, "price": ["h100_sxm=2"], "sequence_parallel": True}),
     ("plan", {"model": "llama-3.2-1b", "gpus": ["l40s"], "max_gpus": 1, "tp": "1", "pp": "1", "dtype": "bf16",
               "request_rate": 2, "num_prompts": 20, "input_len": 64, "output_len": 8, "ttft_p99": "2s",
               "tpot_mean": 100, "disaggregated": "no", "max_num_seqs": "64", "max_num_batched_tokens": "2048"}),
@@ -81,6 +83,8 @@ def test_a_model_is_the_commands(ask: Any, run: Any, question: str, words: dict[
         assert again.total.value == pytest.approx(answer["total_s"], rel=1e-12)
     elif question == "simulate":
         assert again.metrics["mean_ttft_ms"] == pytest.approx(answer["mean_ttft_ms"], rel=1e-12)
+    elif question == "train":
+        assert again.step.time_s == pytest.approx(answer["time_s"], rel=1e-12)
     elif question == "compare":
         first = next(row for row in answer["rows"] if row["fits"])
         assert again.fitting[0].candidate.deployment.gpu.known_as == first["gpu"]

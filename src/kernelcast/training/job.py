@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,12 +200,15 @@ class TrainingJob:
         return tuple(each + (ends <= at < more + ends) for at in range(parts))
 
     def imbalance(self, block: Experts) -> float:
-        """Load of the busiest rank's experts over the mean. Balanced by force: 1; a trained router's spread of a rank's
-        share falls with the experts that it holds."""
-        if self.routing == "balanced" or self.layout.ep == 1:
+        """Load of the busiest rank's experts over the mean. Balanced by force: 1. Of a trained router the busiest expert
+        has half more (with an auxiliary loss; Wang et al. 2024, arXiv 2408.15664), which the others of a rank even out.
+        By chance: the largest of as many draws as ranks."""
+        ranks = self.layout.ep
+        if self.routing == "balanced" or ranks == 1:
             return 1.0
-        local = block.experts / self.layout.ep
-        return 1.0 + (0.5 if self.routing == "expected" else 0.1) / local**0.5
+        if self.routing == "expected":
+            return 1.0 + 0.5 / (block.experts / ranks) ** 0.5
+        return 1.0 + (2 * math.log(ranks) / (self.rank_tokens / self.layout.tp * block.topk)) ** 0.5
 
     @property
     def rank_tokens(self) -> int:

@@ -96,20 +96,27 @@ def _segments(runs: Iterable[tuple[int, Layer]], at: Iterable[int]) -> Iterator[
         first += count
 
 
+def shape_of(job: TrainingJob) -> Sharded:
+    """What decides the tensors that a rank keeps of a layer."""
+    layout, precision, stack, lora = job.layout, job.precision, job.stack, job.lora
+    element = find_dtype(precision.activations).act_bytes
+    return Sharded(
+        hidden=job.model.hidden, tp=layout.tp, sequence_parallel=layout.sequence_parallel, cp=layout.cp,
+        cp_comm=layout.cp_comm, expert_tp=layout.expert_tp, element=element, linear=precision.saved_bytes,
+        attention=min(element, find_dtype(precision.attention).act_bytes), busiest=_busiest(job),
+        quantised=precision.saved_bytes != element, rank=lora.rank if lora else 0,
+        trained=lora.targets if lora else LORA_TARGETS, fused_norms=stack.fused_norms,
+        fused_activation=stack.fused_activation,
+    )  # fmt: skip
+
+
 class _Rank:
     """What all stages of a job share."""
 
     def __init__(self, job: TrainingJob) -> None:
-        layout, precision, stack, lora = job.layout, job.precision, job.stack, job.lora
-        self.job, self.element = job, find_dtype(precision.activations).act_bytes
-        self.shape = Sharded(
-            hidden=job.model.hidden, tp=layout.tp, sequence_parallel=layout.sequence_parallel, cp=layout.cp,
-            cp_comm=layout.cp_comm, expert_tp=layout.expert_tp, element=self.element, linear=precision.saved_bytes,
-            attention=min(self.element, find_dtype(precision.attention).act_bytes), busiest=_busiest(job),
-            quantised=precision.saved_bytes != self.element, rank=lora.rank if lora else 0,
-            trained=lora.targets if lora else LORA_TARGETS, fused_norms=stack.fused_norms,
-            fused_activation=stack.fused_activation,
-        )  # fmt: skip
+        layout = job.layout
+        self.job, self.shape = job, shape_of(job)
+        self.element = self.shape.element
         self.modules = [run.layer for run in job.model.mtp_module for _ in range(run.count)] * job.model.mtp_layers
         self.modules = self.modules if job.mtp else []
         self.table = job.model.vocab / layout.tp * job.model.hidden  # numbers of the embedding, and of the head

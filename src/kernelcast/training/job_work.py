@@ -12,21 +12,30 @@ import numpy as np
 
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.predict_table import Times
-from kernelcast.hardware import fabric
+from kernelcast.hardware import Gpu, fabric
 from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, SelfAttention
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 from kernelcast.training.job import TrainingJob
+from kernelcast.training.job_memory import shape_of
 from kernelcast.training.layout import ProcessGroup
+from kernelcast.training.saved_tensors import kept, layer_steps
 
 # Of the rate of a port what collectives reach: 43 to 47 of 50 GB/s of a ConnectX-7 (DeepEP, README.md, internode)
 NETWORK = 0.88
+# NVLink-C2C of Grace superchips, 900 GB/s both ways; that of a GB200 or GB300 serves two GPUs (NVIDIA's data sheets)
+_C2C = {"gh200": 450e9, "gb200": 225e9, "gb300": 225e9}
 _SENT = ("all_gather", "reduce_scatter", "all_to_all", "send_recv")
 _ELEMENTS = 1 << 26  # of an optimizer's pass that is timed, and as many of a copy; larger ones take in proportion
 _RANK_PARAMETERS = 1e6  # of a bucket, for each rank at least (Megatron-LM's DistributedDataParallelConfig)
 _HOST_ADAM_BYTES = 28.0  # of a parameter: gradient, parameter and moments read, the last two written
 _HOST_BYTES_PER_S = 50e9  # of a GPU's share of its host's memory: 400 GB/s of eight channels and two sockets, by eight
 _NEWTON_SCHULZ = 5  # Muon's iterations: two products of k x k by k x n and one of k x k by k x k
+
+
+def host_bytes_per_s(gpu: Gpu) -> float:
+    """Of a GPU's link to its host, in one direction."""
+    return next((rate for name, rate in _C2C.items() if gpu.known_as.startswith(name)), gpu.pcie_bytes_per_s)
 
 
 def exchange_s(launch: Launch, times: Times) -> float:
@@ -262,7 +271,7 @@ class Work:
         if not self.job.offload.optimizer:
             return 0.0
         owned = max(self.owned(stage) for stage in range(self.layout.pp))
-        link = self.job.gpu.pcie_bytes_per_s
+        link = host_bytes_per_s(self.job.gpu)
         formats = self.job.precision
         return owned * (
             (formats.gradient_bytes + formats.parameter_bytes) / link + _HOST_ADAM_BYTES / _HOST_BYTES_PER_S
@@ -270,15 +279,12 @@ class Work:
 
     def activation_offload_s(self, tasks: Array) -> Array:
         """(3, parts): what a pass waits for activations on their way to the host and back, beside its kernels."""
-        layers = self.job.offload.activation_layers
-        waits = np.zeros_like(tasks)
-        if not layers:
-            return waits
-        job = self.job
-        saved = job.rank_tokens * job.model.hidden / (self.layout.tp if self.layout.sequence_parallel else 1)
-        saved *= 17 * job.precision.saved_bytes / 2 * 2  # about 34 bytes a hidden number (Korthikanti et al. 2022)
-        each = min(layers, min(job.part_layers) or layers) * saved / job.gpu.pcie_bytes_per_s
-        waits[0], waits[1] = (np.maximum(0.0, each - tasks[at]) for at in (0, 1))
+        waits, layers = np.zeros_like(tasks), self.job.offload.activation_layers
+        if layers:
+            shape, job = shape_of(self.job), self.job
+            each = max(kept(layer_steps(run.layer, shape)) for run in job.model.layers) * job.rank_tokens
+            moved_s = min(layers, max(job.part_layers)) * each / host_bytes_per_s(job.gpu)
+            waits[:2] = np.maximum(0.0, moved_s - tasks[:2])
         return waits
 
 

@@ -87,6 +87,8 @@ def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
         hidden = min(sent, beside)
         first = hidden / exchange.pieces if exchange.pieces else 0.0
         by_kind[exchange.part] += sent - hidden + first + job.stack.interference * (hidden - first)
+        if not exchange.beside and job.cuda_graphs != "full":
+            by_kind[exchange.part] += job.stack.skew_s
     return list(by_kind.values())
 
 
@@ -262,6 +264,7 @@ class _Stages:
         parts_s["data parallel"] = (
             max(tails) - schedule_s + gather_s[0] + count * float(self.sharded[mine].sum())
         )  # fmt: skip
+        parts_s = {name: float(seconds) for name, seconds in parts_s.items()}
         return TrainingForecast(job=job, parts_s=parts_s, times=self.times, plan=self.plan, slowest=slowest)
 
 

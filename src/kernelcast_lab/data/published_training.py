@@ -19,7 +19,7 @@ from kernelcast.stacks.training_stack import TrainingStack, training_stack
 from kernelcast.toml_folder import read_toml
 from kernelcast.training.job import Lora, Offload, Recompute, TrainingJob, TrainingPrecision, precision
 from kernelcast.training.layout import TrainingLayout
-from kernelcast_lab.data.shared import NotExpressibleError, Row
+from kernelcast_lab.data.shared import NotExpressibleError
 
 FILE = Path(__file__).with_name("training_recipes.toml")
 _GRADIENT_BYTES = {"bf16": 2.0, "fp32": 4.0}
@@ -27,7 +27,7 @@ _GPUS = {"MI300": "mi300x", "MI325": "mi325x", "NVIDIA H200-NVL-141GB": "h200_nv
 _MLPERF_CONFIG = re.compile(r"x(\d+)xtp(\d+)pp(\d+)cp(\d+)")  # micro-batches, layout
 
 
-def training_step(row: Row) -> Mapping[str, Any]:
+def training_step(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Tokens a second and GPU of Megatron-Bridge, NeMo and llm-foundry."""
     settings = _recipe(row)
     sizes = {name: int(row[name] or 1) for name in ("tp", "pp", "cp", "vp", "ep")}
@@ -40,7 +40,7 @@ def training_step(row: Row) -> Mapping[str, Any]:
     return _case(job, str(row["source"]), {"time_s": seconds})
 
 
-def mlperf_step(row: Row) -> Mapping[str, Any]:
+def mlperf_step(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Median seconds of a step, with the layout that the submission's config names."""
     gpus, batch = int(row["gpus"]), int(row["global_batch"])
     named = {**row, "source": "MLPerf", "model": row["benchmark"], "precision": "FP8"}
@@ -57,7 +57,7 @@ def mlperf_step(row: Row) -> Mapping[str, Any]:
     return _case(job, "NeMo", {"time_s": row["median_step_s"]})
 
 
-def _mlperf_layout(row: Row) -> dict[str, int]:
+def _mlperf_layout(row: Mapping[str, Any]) -> dict[str, int]:
     """Of several configs in a submission: the first with as many micro-batches as its log has."""
     for micro_batches, *layout in _MLPERF_CONFIG.findall(str(row["config"] or "")):
         if int(micro_batches) == int(row["grad_accum"]):
@@ -65,7 +65,7 @@ def _mlperf_layout(row: Row) -> dict[str, int]:
     return {}
 
 
-def simumax_step(row: Row) -> Mapping[str, Any]:
+def simumax_step(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Megatron-LM on 8 B200, bf16 with fp32 gradients, micro-batches of one sequence; models with fewer layers."""
     named = {**row, "source": "SimuMax", "precision": "bf16"}
     sizes = {"vp": 1, **{name: int(row[name]) for name in ("tp", "pp", "cp", "ep")}}
@@ -86,7 +86,7 @@ def _case(job: TrainingJob, stack: str, measured: Mapping[str, float]) -> dict[s
 # ---- Recipes
 
 
-def _recipe(row: Row) -> dict[str, Any]:
+def _recipe(row: Mapping[str, Any]) -> dict[str, Any]:
     """What the recipes say of a row, the last one first."""
     settings: dict[str, Any] = {}
     for entry in read_toml(FILE)["recipe"]:
@@ -102,8 +102,8 @@ def _matches(value: Any, allowed: list[Any]) -> bool:
 
 
 def _job(
-    row: Row, settings: dict[str, Any], sizes: Mapping[str, int], *, gpus: int, seq: int, micro_batch: int,
-    global_batch: int,
+    row: Mapping[str, Any], settings: Mapping[str, Any], sizes: Mapping[str, int], *, gpus: int, seq: int,
+    micro_batch: int, global_batch: int,
 ) -> TrainingJob:  # fmt: skip
     """The job of a row: sizes of its layout, the rest by its recipes."""
     name = str(row["model"])
@@ -112,30 +112,36 @@ def _job(
         raise NotExpressibleError("sizes of parallelism and batch that do not divide the GPUs")
     try:
         model = _model(name, seq, settings.get("config", {}))
-        parts = sizes["pp"] * sizes["vp"]
-        layout = TrainingLayout(
-            dp=rest, tp=sizes["tp"], pp=sizes["pp"], cp=sizes["cp"], ep=sizes["ep"],
-            zero=settings["zero"] if rest * sizes["cp"] > 1 else 0, sequence_parallel=sizes["tp"] > 1,
-            micro_batches=global_batch // (rest * micro_batch), overlap=settings.get("overlap", True),
-            stage_layers=_split(model, parts, settings.get("split", {})) if sizes["pp"] > 1 else None,
-            **({"cp_comm": settings["cp_comm"]} if "cp_comm" in settings else {}),
-            **({"schedule": "interleaved", "virtual_stages": sizes["vp"]} if sizes["pp"] > 1 < sizes["vp"] else {}),
-            **({"between_nodes": settings["between_nodes"]} if "between_nodes" in settings else {}),
-        )  # fmt: skip
-        stack = training_stack(settings["stack"])
+        layout = _layout(sizes, settings, rest, global_batch // (rest * micro_batch))
+        named = {k: v for k, v in settings.items() if k in ("routing", "packed", "dispatcher", "mtp", "expert_overlap",
+                                                            "cuda_graphs")}  # fmt: skip
+        lora: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in settings.get("lora", {}).items()
+        }
+        target = _GPUS.get(str(row.get("accelerator")), _GPUS.get(row["gpu"], str(row["gpu"])))
         return TrainingJob(
-            model=model, gpu=gpu(_GPUS.get(row.get("accelerator"), _GPUS.get(row["gpu"], row["gpu"]))), layout=layout,
-            seq=seq, micro_batch=micro_batch, stack=replace(stack, **_own(TrainingStack, settings)),
-            precision=_precision(row, settings), recompute=_recompute(settings),
-            lora=Lora(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings["lora"].items()})
-            if "lora" in settings else None,
+            model=model, gpu=gpu(target), layout=layout, seq=seq, micro_batch=micro_batch,
+            stack=replace(training_stack(settings["stack"]), **_own(TrainingStack, settings)),
+            precision=_precision(row, settings), recompute=_recompute(settings), lora=Lora(**lora) if lora else None,
             offload=Offload(activation_layers=settings.get("offload_layers", 0)),
-            **{k: v for k, v in settings.items() if k in ("routing", "packed", "dispatcher", "mtp", "expert_overlap")},
-            cuda_graphs=settings.get("cuda_graphs", ""),
-            tp_overlap=settings.get("tp_overlap", False) and sizes["tp"] > 1,
+            tp_overlap=settings.get("tp_overlap", False) and sizes["tp"] > 1, **named,
         )  # fmt: skip
     except KernelcastError as error:
         raise NotExpressibleError(str(error)) from None
+
+
+def _layout(sizes: Mapping[str, int], settings: Mapping[str, Any], replicas: int, micro_batches: int) -> TrainingLayout:
+    """Layers are split as a recipe says, else as the job does by itself."""
+    tp, pp, cp, virtual = (sizes[name] for name in ("tp", "pp", "cp", "vp"))
+    more = {name: settings[name] for name in ("cp_comm", "between_nodes") if name in settings}
+    if pp > 1 and virtual > 1:
+        more |= {"schedule": "interleaved", "virtual_stages": virtual}
+    if pp > 1 and str(pp * virtual) in settings.get("split", {}):
+        more["stage_layers"] = tuple(settings["split"][str(pp * virtual)])
+    return TrainingLayout(
+        dp=replicas, tp=tp, pp=pp, cp=cp, ep=sizes["ep"], zero=settings["zero"] if replicas * cp > 1 else 0,
+        sequence_parallel=tp > 1, micro_batches=micro_batches, overlap=settings.get("overlap", True), **more,
+    )  # fmt: skip
 
 
 def _own(cls: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +150,7 @@ def _own(cls: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in known}
 
 
-def _precision(row: Row, settings: Mapping[str, Any]) -> TrainingPrecision:
+def _precision(row: Mapping[str, Any], settings: Mapping[str, Any]) -> TrainingPrecision:
     found = precision(settings.get("precision") or read_toml(FILE)["precisions"][row["precision"]])
     changed: dict[str, Any] = {"gather_bytes": settings["gather"]} if "gather" in settings else {}
     if "gradients" in settings:
@@ -182,17 +188,3 @@ def _model(name: str, seq: int, changed: Mapping[str, Any]) -> Architecture:
     if config["model_type"] == "gpt2":
         config["n_positions"] = seq
     return replace(parse(config, name=config["_id"]), quantization=None)
-
-
-def _split(model: Architecture, parts: int, known: Mapping[str, list[int]]) -> tuple[int, ...] | None:
-    """Layers of each part of a pipeline: as the recipe says, else even, else even with embedding and loss counted as a
-    layer each (account_for_embedding_in_pipeline_split and …_loss_…), else balanced by time."""
-    layers = model.layer_count
-    if str(parts) in known:
-        return tuple(known[str(parts)])
-    if layers % parts == 0:
-        return (layers // parts,) * parts
-    if (layers + 2) % parts == 0:
-        each = (layers + 2) // parts
-        return (each - 1, *(each,) * (parts - 2), each - 1)
-    return None

@@ -152,7 +152,7 @@ class CompareTrainingQuestion(TrainedModel, GpusAndPrices):
         chosen_gpus(arguments["gpus"], self.what_if or ())
         read_prices(self.prices, self.price or (), self.price_kind)
         layout = TrainingLayout(**self.parallel_sizes)
-        whole = {"layout": None if layout == TrainingLayout() else layout, "tokens": self.tokens,
+        whole: dict[str, Any] = {"layout": None if layout == TrainingLayout() else layout, "tokens": self.tokens,
                  "samples": self.samples, "conditions": step_conditions(self.conditions)}  # fmt: skip
         if (job := self._transformer()) is not None:
             return compare_training(None, **arguments, **whole, **job)

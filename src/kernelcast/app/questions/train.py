@@ -79,7 +79,7 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     stack: Annotated[
         str | None,
-        option(metavar="NAME", help="framework: megatron, fsdp, …", unless_given="megatron",
+        option(metavar="NAME", help="framework: megatron, torchtitan, torchtitan_eager, fsdp, huggingface", unless_given="megatron",
                values=partial(shared.names_of, "stacks.training_stack", "training_stack_ids")),
     ] = None  # fmt: skip
     optimizer: Annotated[
@@ -116,7 +116,7 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     zero: Annotated[
         int | None,
-        _layout(help="shard optimizer states (1), gradients (2), parameters (3: FSDP); default: 1, of fsdp 3",
+        _layout(help="shard optimizer states (1), gradients (2), parameters (3: FSDP); default: the framework's",
                 minimum=0),
     ] = None  # fmt: skip
     distributed_optimizer: Annotated[
@@ -376,7 +376,7 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         zero = self._zero(dp * sizes["cp"])
         parallel = sizes["tp"] > 1 if self.sequence_parallel is None else self.sequence_parallel
         filled |= {"zero": zero} if self.zero is None and self.distributed_optimizer is None else {}
-        more = {} if self.stage_layers is None else {"stage_layers": _counts(self.stage_layers)}
+        more: dict[str, Any] = {} if self.stage_layers is None else {"stage_layers": _counts(self.stage_layers)}
         return replace(
             self._base(), **sizes, dp=dp, zero=zero, sequence_parallel=parallel and sizes["tp"] > 1,
             micro_batches=batch // (dp * micro), **self._schedule(model), **more,

@@ -71,7 +71,7 @@ def fields(run: TrainingRun) -> dict[str, Any]:
         "evidence": EvidenceSummary.of(step.kernels).to_dict(),
         "answered_as": dict(run.answered_as),
         "unread": list(run.unread),
-        "predictor": step.times.conditions.predictor,
+        "predictor": step.times.predictor,
     }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def print_run(run: TrainingRun) -> None:
         show(*_search(run.search))
     show(times_table(_figures(run)), "", _parts(run), "", _kernels(run), "", _memory(run), "")
     show(*_memory_lines(run), *_run_lines(run))
-    show(*support_lines(step.supports, step.times.conditions.predictor),
+    show(*support_lines(step.supports, step.times.predictor),
          *evidence_lines(EvidenceSummary.of(step.kernels)), *_notes(run))  # fmt: skip
 
 

@@ -25,6 +25,7 @@ _EXAMPLES: Mapping[str, dict[str, Any]] = {
     "compare": {"model": "llama-3.1-8b", "gpus": ["h100_sxm", "h200_sxm"], "batch": 8},
     "plan": {"model": "llama-3.1-8b", "gpus": ["h100_sxm"], "max_gpus": 4, "request_rate": 4, "num_prompts": 200,
              "ttft_p99": "1s", "tpot_p99": "50ms"},
+    "train": {"model": "llama-3.1-8b", "gpus": "8xh100_sxm", "tp": 2, "global_batch": 64, "precision": "fp8_current"},
 }  # fmt: skip
 
 

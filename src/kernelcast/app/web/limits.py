@@ -9,9 +9,9 @@ from typing import Any
 
 MIB = 2**20
 GIB = 2**30
-HEAVY = ("simulate", "compare", "plan", "diagnose")  # questions that keep a worker for seconds
+HEAVY = ("simulate", "compare", "plan", "diagnose", "train")  # questions that keep a worker for seconds
 _SECONDS = {"kernel": 10.0, "infer": 30.0, "simulate": 60.0, "compare": 120.0, "plan": 300.0, "diagnose": 120.0,
-            "list": 60.0}  # fmt: skip
+            "train": 120.0, "list": 60.0}  # fmt: skip
 
 
 def default_workers() -> int:

@@ -17,6 +17,7 @@ from kernelcast.app.questions.load import parse_stages
 from kernelcast.app.questions.parameters import CommandParameter, command_parameters
 from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.simulate import SimulateQuestion
+from kernelcast.app.questions.train import TrainQuestion
 from kernelcast.app.questions.values import union_members
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import gpu_ids
@@ -24,7 +25,7 @@ from kernelcast.ops import REGISTRY
 
 QUESTIONS: Mapping[str, Any] = {
     question.command: question
-    for question in (KernelQuestion, InferQuestion, SimulateQuestion, CompareQuestion, PlanQuestion)
+    for question in (KernelQuestion, InferQuestion, SimulateQuestion, CompareQuestion, PlanQuestion, TrainQuestion)
 }
 _LEFT_OUT = {
     "infer": DISAGGREGATED,
@@ -48,6 +49,8 @@ _PLAN_COMMAS = {"gpus", "stack", "dtype"}
 # lowest and highest of a number. They bound the work of a question; that a question makes sense the library says
 _COUNTS: Mapping[str, tuple[int, int]] = {
     "batch": (1, 65_536), "input_len": (1, 16_777_216), "output_len": (1, 1_048_576), "cached": (0, 16_777_216),
+    "micro_batch": (1, 1024), "global_batch": (1, 1_048_576), "seq": (1, 16_777_216), "cp": (1, 1024),
+    "expert_tp": (1, 1024), "zero": (0, 3), "virtual_stages": (1, 1024), "lora_rank": (1, 65_536),
     "chunk": (0, 16_777_216), "tp": (1, 1024), "pp": (1, 1024), "dp": (1, 1024), "ep": (1, 1024),
     "images": (0, 1024), "image_size": (1, 65_536), "micro_batches": (1, 1024), "draft_tokens": (0, 64),
     "redundant_experts": (0, 4096), "gpus_per_node": (1, 1024), "max_gpus": (1, 1024),
@@ -174,7 +177,7 @@ def parameter_fields(parameter: CommandParameter) -> dict[str, Any]:
 
 def _choices(parameter: CommandParameter) -> tuple[str, ...]:
     values = tuple(parameter.values()) if parameter.values else ()
-    return values if parameter.name != "gpus" or "all" in values else (*values, "all")
+    return (*values, "all") if parameter.name == "gpus" and values and "all" not in values else values
 
 
 def _range(name: str, types: list[Any]) -> tuple[float | None, float | None]:
@@ -188,7 +191,7 @@ def type_of(parameter: CommandParameter, command: str) -> Any:
     """What pydantic reads a parameter by."""
     name, types, choices = parameter.name, _types(parameter), _choices(parameter)
     noun = _NOUNS.get(name, name.replace("_", " "))
-    if name in (_PLAN_COMMAS if command == "plan" else _WITH_COMMAS):
+    if name in (_PLAN_COMMAS if command == "plan" else _WITH_COMMAS) and choices:
         return comma_list(noun, choices)
     if list[str] in types:
         item: Any = choice(noun, choices) if choices else _TEXTS.get(name, text())

@@ -34,6 +34,10 @@ _ABOUT = {
     "simulate": ("A served model under load", "Latencies, throughput, and what binds."),
     "compare": ("A model on many GPUs", "Each at its best layout, batch and format, in order."),
     "plan": ("The cheapest GPUs that keep latency goals", "Which, how many, and how to run a model on them."),
+    "train": (
+        "A training step of a transformer",
+        "How long it takes on many GPUs, where the time goes, whether it fits.",
+    ),
 }
 
 

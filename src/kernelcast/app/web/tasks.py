@@ -31,6 +31,8 @@ _LATER = (
     "kernelcast.serving.simulate",
     "kernelcast.app.report.plan",
     "kernelcast.search.plan.plan",
+    "kernelcast.app.report.train",
+    "kernelcast.training.transformer_step",
     "kernelcast.diagnose.read",
     "kernelcast.app.report.diagnose",
 )
@@ -80,6 +82,12 @@ def _plan(question: Any, arguments: Arguments) -> dict[str, Any]:
 
     name = "." if "config" in arguments else models.hub_name(arguments["model"])
     return {"answer": fields(question.answer(), name, question.unpriced)}
+
+
+def _train(question: Any, _: Arguments) -> dict[str, Any]:
+    from kernelcast.app.report.train import fields
+
+    return {"answer": fields(question.answer())}
 
 
 def _diagnose(arguments: Arguments, content: bytes, limits: Limits) -> Any:
@@ -160,6 +168,7 @@ TASKS: Mapping[str, Task] = {
     "simulate": _with_model("simulate", _simulate),
     "compare": _with_model("compare", _compare),
     "plan": _with_model("plan", _plan),
+    "train": _with_model("train", _train),
     "diagnose": _diagnose,
     **{name: _list(make) for name, make in lists.LISTS.items()},
 }
