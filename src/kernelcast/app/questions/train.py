@@ -79,7 +79,8 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     stack: Annotated[
         str | None,
-        option(metavar="NAME", help="framework: megatron, torchtitan, torchtitan_eager, fsdp, huggingface", unless_given="megatron",
+        option(metavar="NAME", help="framework: megatron, torchtitan, torchtitan_eager, fsdp, huggingface",
+               unless_given="megatron",
                values=partial(shared.names_of, "stacks.training_stack", "training_stack_ids")),
     ] = None  # fmt: skip
     optimizer: Annotated[
@@ -152,6 +153,10 @@ class JobParameters(Question):
             metavar="ID", help="link between nodes, a port a GPU", unless_given="ib_ndr", values=shared.fabric_names
         ),
     ] = None
+    fp8_param_gather: Annotated[
+        bool | None,
+        _memory("--fp8-param-gather/--no-fp8-param-gather", help="fp8 weights are kept and gathered in 8 bits"),
+    ] = None
     recompute: Annotated[
         str | None,
         _memory(metavar="MODE", help="none, selective, full, or modules with commas (core_attn, mlp, moe_act, …)",
@@ -178,6 +183,11 @@ class JobParameters(Question):
     lora_rank: Annotated[int | None, _tuning(help="LoRA of this rank on a frozen model", minimum=1)] = None
     lora_targets: Annotated[str | None, _tuning(metavar="NAME,..", help="qkv, proj, fc1, fc2 (all)")] = None
     qlora: Annotated[bool, _tuning(help="the frozen model in 4 bits")] = False
+    frozen: Annotated[
+        str | None,
+        _tuning(metavar="FORMAT", help="of the frozen weights: bf16, fp8, int4; default: as --precision keeps them",
+                reads=shared.number_format),
+    ] = None  # fmt: skip
     packed: Annotated[bool | None, _tuning("--packed/--no-packed", help="sequences are packed; see --mean-length")] = (
         None
     )
@@ -410,6 +420,10 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
         from kernelcast.training.job import precision
 
         found = precision(self.value("precision"))
+        if self.fp8_param_gather:
+            if not found.scaling or found.scaling == "nvfp4":
+                raise KernelcastError(f"`fp8_param_gather` needs a `precision` of fp8, not {found.id}")
+            found = replace(found, gather_bytes=1.0)
         if self.gradients is None:
             return found
         size = {"bf16": 2.0, "fp32": 4.0}.get(self.gradients.lower())
@@ -438,12 +452,15 @@ class TrainQuestion(JobParameters, shared.PredictorParameters):
     def _lora(self) -> Lora | None:
         from kernelcast.training.job import LORA_TARGETS, Lora
 
-        if self.lora_rank is None:
-            self.refuse(("lora_targets",), "targets are of LoRA: give `lora_rank` too")
-            if not self.qlora:
-                return None
+        if self.lora_rank is None and not self.qlora:
+            self.refuse(("lora_targets", "frozen"), "these are of LoRA: give `lora_rank` too")
+            return None
+        if self.qlora and self.frozen not in (None, "int4"):
+            raise KernelcastError(f"`qlora` has its frozen weights in int4, not {self.frozen}")
+        if self.frozen not in (None, "bf16", "fp16", "fp8", "int4"):
+            raise unknown("format of frozen weights", self.frozen, ("bf16", "fp16", "fp8", "int4"))
         targets = _mapped(_TARGETS, self.lora_targets) if self.lora_targets else LORA_TARGETS
-        return Lora(self.lora_rank or 16, targets, "int4" if self.qlora else "")
+        return Lora(self.lora_rank or 16, targets, "int4" if self.qlora else self.frozen or "")
 
     def _whole(self, step: Any, filled: dict[str, Any], unread: tuple[str, ...]) -> TrainingRun:
         from kernelcast.hardware.prices import read_prices
