@@ -37,6 +37,7 @@ class TrainingStack:
     interference: float  # share of their speed that kernels lose beside a collective
     launch_s: float  # host time of a kernel where no graph runs
     step_s: float  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation
+    skew_s: float  # that ranks wait for the last of them at a collective, where the host launches one by one
     sync_s: float  # that a layer of experts waits for the host to learn how many tokens came to each
     reserved_bytes: float  # CUDA context, NCCL buffers, cuBLAS workspaces
     sources: tuple[tuple[str, str], ...]

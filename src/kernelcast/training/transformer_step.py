@@ -87,6 +87,8 @@ def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
         hidden = min(sent, beside)
         first = hidden / exchange.pieces if exchange.pieces else 0.0
         by_kind[exchange.part] += sent - hidden + first + job.stack.interference * (hidden - first)
+        if not exchange.beside and job.cuda_graphs != "full":
+            by_kind[exchange.part] += job.stack.skew_s
     return list(by_kind.values())
 
 
