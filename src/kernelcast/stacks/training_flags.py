@@ -70,7 +70,8 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
 IN_FILES: Mapping[str, str] = {
     "activations_checkpoint_granularity": "recompute", "activations_checkpoint_method": "recompute_method",
     "activations_checkpoint_num_layers": "recompute_layers", "ub_tp_comm_overlap": "tp_overlap",
-    "optim.name": "optimizer", "sequence_length": "seq", "sequence_parallel": "sequence_parallel", "encoder_seq_length": "seq",
+    "optim.name": "optimizer", "sequence_length": "seq", "sequence_parallel": "sequence_parallel",
+    "encoder_seq_length": "seq",
     "num_nodes": "nodes", "devices": "gpus_per_node", "num_gpus_per_node": "gpus_per_node", "nnodes": "nodes",
     "enable_cuda_graph": "cuda_graphs", "peft.dim": "lora_rank", "peft.target_modules": "lora_targets",
     "target_modules": "lora_targets", "peft.adapter_dim": "lora_rank", "lora.dim": "lora_rank",
