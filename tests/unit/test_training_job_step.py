@@ -16,12 +16,13 @@ from kernelcast.models import Architecture
 from kernelcast.models.catalogue import model
 from kernelcast.models.config import parse
 from kernelcast.stacks.training_stack import training_stack, training_stack_ids
-from kernelcast.training import job_work
+from kernelcast.training import job_flops, job_work
 from kernelcast.training.job import Lora, Offload, Recompute, TrainingJob, precision, precision_names
 from kernelcast.training.layer_kernels import CONTEXT, EXPERT, TENSOR, Pass
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.passes import Builder
-from kernelcast.training.transformer_step import PARTS, TrainingForecast, forecast, forecast_many
+from kernelcast.training.training_forecast import TrainingForecast
+from kernelcast.training.transformer_step import PARTS, forecast, forecast_many
 
 LLAMA, MIXTRAL = model("llama-3.1-8b"), model("mixtral-8x7b")
 H100, B200, A100 = gpu("h100_sxm"), gpu("b200_sxm"), gpu("a100_sxm")
@@ -141,7 +142,7 @@ def test_model_flops_are_six_a_weight_and_token_and_half_of_attention() -> None:
     layers = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336) + 128256 * 4096
     seen = (4096 + 1) / 2  # keys that a token sees on average
     attention = 32 * 4 * 4096 * seen
-    assert job_work.model_flops(job()) == pytest.approx(4096 * (6 * layers + 3 * attention), rel=1e-3)
+    assert job_flops.model_flops(job()) == pytest.approx(4096 * (6 * layers + 3 * attention), rel=1e-3)
 
 
 # ---- A step

@@ -17,6 +17,7 @@ from kernelcast.ops.dtypes import find_dtype
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.layout import ProcessGroup
 
+PASSES = ("forward", "backward", "wgrad", "recompute")  # of a unit
 TENSOR, CONTEXT, EXPERT = "tensor parallel", "context parallel", "expert parallel"
 
 # Values read and written for each element of a tensor, by fused kernels and by those of eager PyTorch.
