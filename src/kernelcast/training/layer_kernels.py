@@ -8,7 +8,7 @@ many bytes as they move.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kernelcast.forecast.calls import Call, Launch
@@ -194,9 +194,19 @@ class LayerKernels:
             self._accumulate(part, n, k, count)
         elif target in (self.job.lora.targets if self.job.lora else ()):
             self._adapter(part, rows, n, k, count)
+        if narrow and not (inner and self.stack.fused_experts):
+            for emit in (self.run, self.back, self.back)[: 2 + (third is not None)]:
+                self._swizzle(emit, part, rows, k, count)
         if gather:
             self._tensor_parallel(column, first, second, third)
         return first, second, third
+
+    def _swizzle(self, emit: Callable[..., Kernel], part: str, rows: float, k: int, count: float) -> None:
+        """Scales of 32 (16) numbers into the order that a product reads, a kernel of its own for both operands
+        (Transformer Engine, swizzle_scaling_factors)."""
+        if self.formats.scaling in ("mx", "nvfp4"):
+            call, moved = self.moved(rows, k / 32, 1.0)
+            emit(part, call, 2 * moved * count, 2 * count * (1.0 if count == 1 else LOOP))
 
     def _accumulate(self, part: str, n: int, k: int, count: float) -> None:
         """The sum of gradients over micro-batches: the product adds to it, which its arithmetic hides in part; or a
