@@ -187,7 +187,7 @@ def test_config_files_are_read(run: Run, tmp_path: Path) -> None:
     found = of(titan, "8xH100")
     assert (found["layout"]["tp"], found["layout"]["dp"], found["layout"]["zero"]) == (2, 4, 3)
     assert (found["micro_batch"], found["seq"], found["recompute"]) == (2, 8192, "full")
-    assert found["precision"] == "fp8_current" and found["unread"] == []
+    assert found["precision"] == "fp8_current" and found["unread"] == [] and found["stack"] == "torchtitan_eager"
     pytest.importorskip("yaml")
     found = of(bridge, "8xH100", "--seq", "4096")  # a flag comes over the file
     assert (found["layout"]["tp"], found["layout"]["pp"], found["global_batch"], found["seq"]) == (2, 2, 64, 4096)

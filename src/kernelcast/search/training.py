@@ -229,7 +229,7 @@ def _sizes(
             continue
         ranks = gpus // pp
         every = space.ep or (divisors if blocks else (1,))
-        for expert_tp, ep in itertools.product(space.expert_tp or sorted({1, tp}) if blocks else (tp,), every):
+        for expert_tp, ep in itertools.product((space.expert_tp or sorted({1, tp})) if blocks else (1,), every):
             if ranks % (ep * expert_tp):
                 continue
             if all(block.experts % ep == 0 and block.inter % expert_tp == 0 for block in blocks):

@@ -80,7 +80,8 @@ IN_FILES: Mapping[str, str] = {
     "fp4_format": "fp4",
     "mtp_num_layers": "mtp", "optimizer": "optimizer", "optimizer.name": "optimizer", "hf_path": "model",
     "hf_model_path": "model", "pretrained_model_name_or_path": "model", "packed_sequence": "packed",
-    "compile.enable": "compile", "training.compile": "compile", "recompute_activations": "recompute_activations",
+    "compile.enable": "compile", "training.compile": "compile",
+    "activation_checkpoint.selective_ac_option": "selective_option", "recompute_activations": "recompute_activations",
     "moe_router_force_load_balancing": "balanced", "moe_enable_deepep": "deepep", "use_megatron_fsdp": "fsdp",
     "use_custom_fsdp": "fsdp", "optimizer.optimizer": "optimizer",
 }  # fmt: skip

@@ -79,7 +79,7 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     stack: Annotated[
         str | None,
-        option(metavar="NAME", help="framework: megatron, fsdp, …", unless_given="megatron",
+        option(metavar="NAME", help="framework: megatron, torchtitan, torchtitan_eager, fsdp, huggingface", unless_given="megatron",
                values=partial(shared.names_of, "stacks.training_stack", "training_stack_ids")),
     ] = None  # fmt: skip
     optimizer: Annotated[
@@ -116,7 +116,7 @@ class JobParameters(Question):
     ] = None  # fmt: skip
     zero: Annotated[
         int | None,
-        _layout(help="shard optimizer states (1), gradients (2), parameters (3: FSDP); default: 1, of fsdp 3",
+        _layout(help="shard optimizer states (1), gradients (2), parameters (3: FSDP); default: the framework's",
                 minimum=0),
     ] = None  # fmt: skip
     distributed_optimizer: Annotated[

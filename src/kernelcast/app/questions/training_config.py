@@ -147,6 +147,10 @@ def _joined(found: dict[str, Any], path: Path, known: Collection[str]) -> dict[s
         result["gradients"] = "fp32" if taken["fp32_gradients"] else "bf16"
     if taken.get("recompute_activations"):
         result.setdefault("recompute", "selective")
+    if path.suffix.lower() == ".toml" and "stack" in known:
+        result["stack"] = "torchtitan" if taken.get("compile") else "torchtitan_eager"
+    if result.get("recompute") == "selective" and taken.get("selective_option") == "op":
+        result["recompute"] = "layernorm,mlp_act"  # products and attention are kept
     if taken.get("deepep"):
         result["dispatcher"] = "deepep"
     if isinstance(taken.get("packed"), bool) and not taken["packed"]:
