@@ -128,6 +128,14 @@ def test_frozen_weights_have_no_gradient_and_adapters_do() -> None:
     assert job_work.trained_parameters(job(lora=Lora(16)), LLAMA.layers[0].layer)[0] == numbers
 
 
+def test_a_base_in_four_bits_is_made_wide_in_both_passes() -> None:
+    plain, narrow = (forecast(job(lora=Lora(16, base=base))) for base in ("", "int4"))
+    copies = [sum(k.call.op == "copy" for k in Builder(job(lora=Lora(16, base=base))).layer(LLAMA.layers[0].layer)
+                  .backward.kernels) for base in ("", "int4")]  # fmt: skip
+    assert copies[1] - copies[0] == 4  # one for each linear layer
+    assert narrow.time_s > plain.time_s
+
+
 def test_narrow_products_are_cast_and_the_head_is_not_narrow() -> None:
     builder = Builder(job(precision=precision("fp8_current")))
     unit, head = builder.layer(LLAMA.layers[0].layer), builder.head()
@@ -229,6 +237,13 @@ def test_an_optimizer_or_activations_on_the_host_take_longer() -> None:
     plain = forecast(job(micro_batches=2)).time_s
     for offload in (Offload(optimizer=True), Offload(activation_layers=32)):
         assert forecast(job(micro_batches=2, offload=offload)).time_s >= plain
+
+
+def test_schedules_without_bubbles_are_faster() -> None:
+    plain, zero, dual = (
+        forecast(job(pp=4, micro_batches=8, schedule=name)).time_s for name in ("1f1b", "zb-h1", "dualpipe")
+    )
+    assert dual < zero < plain
 
 
 def test_nvl72_is_72_gpus_and_not_more() -> None:

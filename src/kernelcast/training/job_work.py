@@ -57,7 +57,8 @@ class Work:
         self.job, self.parts, self.layout = job, parts, job.layout
         sizes: dict[Any, Array] = {id(run.layer): trained_parameters(job, run.layer) for run in job.model.layers}
         outer = 0.0 if job.lora else job.model.vocab * job.model.hidden / job.layout.tp
-        sizes |= {"embedding": np.array([outer, 0.0]), "head": np.array([outer, 0.0])}
+        tied = job.model.tied_embeddings and len(parts) == 1  # a pipeline has the table twice
+        sizes |= {"embedding": np.array([outer, 0.0]), "head": np.array([0.0 if tied else outer, 0.0])}
         if job.mtp:
             sizes |= {id(run.layer): trained_parameters(job, run.layer) for run in job.model.mtp_module}
             sizes["mtp"] = np.array([0.0 if job.lora else 2.0 * job.model.hidden**2 / job.layout.tp, 0.0])
@@ -129,7 +130,9 @@ class Work:
             return {}
         formats, shards = self.job.precision, {}
         runs = (*self.job.model.layers, *self.job.model.mtp_module)
-        whole = {id(run.layer): rank_parameters(self.job, run.layer) for run in runs}
+        whole: dict[Any, Array] = {id(run.layer): rank_parameters(self.job, run.layer) for run in runs}
+        table = np.array([self.job.model.vocab * self.job.model.hidden / self.layout.tp, 0.0])
+        whole |= {"embedding": table, "head": table}
         for name, trained in self.sizes.items():
             there: list[Launch] = []
             back: list[Launch] = []

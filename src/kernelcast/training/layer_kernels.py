@@ -181,6 +181,7 @@ class LayerKernels:
             dgrad, wgrad = (SPLIT_SUMS.get(each, each) for each in (dgrad, wgrad))
         if narrow:
             self.cast(part, rows, k, "input", behind_norm, times, inner and not column)
+        self._dequantise(part, n, k, count)
         first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
         if bias and not self.stack.fused_activation:  # its gradient, which others join to the product or to a cast
             call, moved = self.moved(rows, n, 1.0)
@@ -200,6 +201,17 @@ class LayerKernels:
         if gather:
             self._tensor_parallel(column, first, second, third)
         return first, second, third
+
+    def _dequantise(self, part: str, n: int, k: int, count: float) -> None:
+        """A frozen base that is stored in fewer bits than its products read (QLoRA) is made wide in both passes."""
+        lora = self.job.lora
+        if lora is None or not lora.base or self.narrow:
+            return
+        stored = find_dtype(lora.base).weight_bytes
+        if stored < self.width_bytes:
+            call, moved = self.moved(n, k, stored / self.width_bytes + 1.0)
+            self.run(part, call, moved * count)
+            self.back(part, call, moved * count)
 
     def _swizzle(self, emit: Callable[..., Kernel], part: str, rows: float, k: int, count: float) -> None:
         """Scales of 32 (16) numbers into the order that a product reads, a kernel of its own for both operands
