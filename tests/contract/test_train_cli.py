@@ -114,7 +114,9 @@ def test_names_of_other_projects_mean_the_same(run: Run, theirs: str, ours: str)
         ("--gpus 8xH100 --ep 2", "has no experts"), ("--gpus 8xH100 --schedule 1f1b", "--pp is 1"),
         ("--gpus 8xH100 --pp 2 --schedule zigzag", "unknown schedule"), ("--gpus 8xH100 --stack mesh", "mesh"),
         ("--gpus 8xH100 --pp 2 --stage-layers a,b", "whole numbers with commas"),
-        ("--gpus 8xH100 --lora-targets qkv", "--lora-rank"), ("--gpus 8xH100 --mtbf 5", "--checkpoint-every"),
+        ("--gpus 8xH100 --lora-targets qkv", "--lora-rank"), ("--gpus 8xH100 --frozen fp8", "--lora-rank"),
+        ("--gpus 8xH100 --qlora --frozen fp8", "int4"), ("--gpus 8xH100 --fp8-param-gather", "--precision of fp8"),
+        ("--gpus 8xH100 --mtbf 5", "--checkpoint-every"),
         ("--gpus 8xH100 --price h100_sxm=2", "--tokens"), ("--gpus 8xH100 --config nowhere.yaml", "no file"),
         ("--gpus 8xH100 --gradients fp8", "unknown format of gradients"), ("--gpus 8xH100 --tp 3", "no multiple"),
         ("--gpus 8xH100 --tp 2 --tensor-model-parallel-size 2", "given twice"),
@@ -201,6 +203,21 @@ def test_config_files_are_read(run: Run, tmp_path: Path) -> None:
     )
     (tmp_path / "empty.yaml").write_text("[]\n")
     assert "holds no settings" in refused(run, "train", "llama-3.1-8b", "--config", str(tmp_path / "empty.yaml"))
+
+
+def test_frozen_weights_are_stored_as_they_are_said(run: Run) -> None:
+    """8.03 B parameters: 2 bytes in bf16, 1 in fp8, a little more than half of one in NF4."""
+    base = shlex.split("train llama-3.1-8b --gpus 1xH100 --lora-rank 16 --recompute full --seq 1024")
+    sizes = [told(run, *base, *more)["memory"]["parameters_bytes"] for more in ([], ["--frozen", "fp8"], ["--qlora"])]
+    assert sizes[0] == pytest.approx(2 * 8.03e9, rel=0.02)
+    assert sizes[1] == pytest.approx(8.03e9 + 2 * 0.525e9, rel=0.1)  # the embedding stays in bf16
+    assert 0.5 * 8.03e9 < sizes[2] < sizes[1]
+
+
+def test_fp8_weights_are_gathered_in_8_bits(run: Run) -> None:
+    base = shlex.split("train llama-3.1-8b --gpus 16xH100 --precision fp8_delayed --recompute full")
+    plain, gathered = (told(run, *base, *more) for more in ([], ["--fp8-param-gather"]))
+    assert gathered["memory_bytes"] < plain["memory_bytes"] and gathered["time_s"] <= plain["time_s"]
 
 
 def test_a_run_costs_its_tokens(run: Run) -> None:

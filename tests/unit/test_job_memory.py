@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ import kernelcast as kc
 from kernelcast.errors import DoesNotFit
 from kernelcast.models import model
 from kernelcast.models.architecture import Architecture
+from kernelcast.models.catalogue import model_ids
 from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, LayerRun, Norms, SelfAttention
+from kernelcast.stacks.training_stack import training_stack
 from kernelcast.training import pipeline
 from kernelcast.training.job import Lora, Offload, Recompute, TrainingJob, precision
 from kernelcast.training.job_memory import PARTS, check_fits, held, memory
@@ -156,12 +160,44 @@ def test_every_part_of_one_gpu_by_hand() -> None:
     assert set(needed.parts) == set(PARTS)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_the_tensors_are_those_that_a_traced_step_keeps(model_type: str, tmp_path: Path) -> None:
+    """Hugging Face's model on meta tensors, op by op: activations and logits at the peak, and no gradients before the
+    first backward pass. (Qwen3 norms queries and keys.) The trace has no workspaces."""
+    pytest.importorskip("transformers")
+    from kernelcast.app.questions.trace import trace_step
+    from kernelcast.tracing.build import TraceRequest
+
+    config = {
+        "model_type": model_type, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 64,
+        "num_key_value_heads": 2, "intermediate_size": 1408, "vocab_size": 4000, "max_position_embeddings": 1024,
+        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]],
+        "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    traced = trace_step(TraceRequest(str(path), 2, 512, dtype="bf16", mode="training"), "adamw", 1, "fused", False)
+    eager = job(model(path), micro_batch=2, stack=training_stack("huggingface"))
+    parts = memory(eager).parts
+    assert parts["activations"] + parts["logits"] == pytest.approx(traced.footprint.activations, rel=0.01)
+    assert parts["gradients"] == traced.footprint.gradients == 0
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "qwen3-235b-a22b", "gpt3-175b", "mixtral-8x7b"])
 def test_ranks_have_all_weights_of_a_model(name: str) -> None:
     whole = model(name)
     layers = sum(run.count * layer_weights(run.layer, whole.hidden, 1, 1, 1).total for run in whole.layers)
     outer = whole._outer_parameters().total
     assert layers + outer == whole.parameters.total
+
+
+def test_every_bundled_model_has_its_parameters_and_needs_less_when_divided() -> None:
+    for name in model_ids():
+        whole = replace(model(name), quantization=None)
+        text = whole.parameters.total - whole.parameters.vision
+        one = memory(job(whole))
+        assert one.parts["parameters"] == pytest.approx(2 * text, rel=2e-3), name
+        assert memory(job(whole, TrainingLayout(pp=2, micro_batches=4))).peak_bytes < one.peak_bytes, name
 
 
 def test_zero_and_the_distributed_optimizer() -> None:

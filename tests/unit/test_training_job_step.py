@@ -16,12 +16,13 @@ from kernelcast.models import Architecture
 from kernelcast.models.catalogue import model
 from kernelcast.models.config import parse
 from kernelcast.stacks.training_stack import training_stack, training_stack_ids
-from kernelcast.training import job_work
+from kernelcast.training import job_flops, job_work
 from kernelcast.training.job import Lora, Offload, Recompute, TrainingJob, precision, precision_names
 from kernelcast.training.layer_kernels import CONTEXT, EXPERT, TENSOR, Pass
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.passes import Builder
-from kernelcast.training.transformer_step import PARTS, TrainingForecast, forecast, forecast_many
+from kernelcast.training.training_forecast import TrainingForecast
+from kernelcast.training.transformer_step import PARTS, forecast, forecast_many
 
 LLAMA, MIXTRAL = model("llama-3.1-8b"), model("mixtral-8x7b")
 H100, B200, A100 = gpu("h100_sxm"), gpu("b200_sxm"), gpu("a100_sxm")
@@ -127,6 +128,14 @@ def test_frozen_weights_have_no_gradient_and_adapters_do() -> None:
     assert job_work.trained_parameters(job(lora=Lora(16)), LLAMA.layers[0].layer)[0] == numbers
 
 
+def test_a_base_in_four_bits_is_made_wide_in_both_passes() -> None:
+    plain, narrow = (forecast(job(lora=Lora(16, base=base))) for base in ("", "int4"))
+    copies = [sum(k.call.op == "copy" for k in Builder(job(lora=Lora(16, base=base))).layer(LLAMA.layers[0].layer)
+                  .backward.kernels) for base in ("", "int4")]  # fmt: skip
+    assert copies[1] - copies[0] == 4  # one for each linear layer
+    assert narrow.time_s > plain.time_s
+
+
 def test_narrow_products_are_cast_and_the_head_is_not_narrow() -> None:
     builder = Builder(job(precision=precision("fp8_current")))
     unit, head = builder.layer(LLAMA.layers[0].layer), builder.head()
@@ -141,7 +150,7 @@ def test_model_flops_are_six_a_weight_and_token_and_half_of_attention() -> None:
     layers = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336) + 128256 * 4096
     seen = (4096 + 1) / 2  # keys that a token sees on average
     attention = 32 * 4 * 4096 * seen
-    assert job_work.model_flops(job()) == pytest.approx(4096 * (6 * layers + 3 * attention), rel=1e-3)
+    assert job_flops.model_flops(job()) == pytest.approx(4096 * (6 * layers + 3 * attention), rel=1e-3)
 
 
 # ---- A step
@@ -228,6 +237,13 @@ def test_an_optimizer_or_activations_on_the_host_take_longer() -> None:
     plain = forecast(job(micro_batches=2)).time_s
     for offload in (Offload(optimizer=True), Offload(activation_layers=32)):
         assert forecast(job(micro_batches=2, offload=offload)).time_s >= plain
+
+
+def test_schedules_without_bubbles_are_faster() -> None:
+    plain, zero, dual = (
+        forecast(job(pp=4, micro_batches=8, schedule=name)).time_s for name in ("1f1b", "zb-h1", "dualpipe")
+    )
+    assert dual < zero < plain
 
 
 def test_nvl72_is_72_gpus_and_not_more() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import kernelcast as kc
-from kernelcast.app.questions.train import training_precision
+from kernelcast.app.questions.training_job import training_precision
 from kernelcast.training.run import Failures
 
 

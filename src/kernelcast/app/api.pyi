@@ -149,13 +149,13 @@ class _PlanAliases(TypedDict, total=False):
     gsp_system_prompt_len: int | None
     gsp_question_len: int | None
 class _TrainAliases(TypedDict, total=False):
+    gpu: str | int | Gpu | None
     micro_batch_size: int | None
     global_batch_size: int | None
     seq_length: int | None
     fp8_recipe: str | None
     mixed_precision: str | None
     cuda_graph_impl: str | None
-    gpu: str | int | Gpu | None
     tensor_model_parallel_size: int | None
     pipeline_model_parallel_size: int | None
     context_parallel_size: int | None
@@ -174,6 +174,7 @@ class _TrainAliases(TypedDict, total=False):
     overlap_moe_expert_parallel_comm: bool | None
     moe_a2a_overlap: bool | None
     nproc_per_node: int | None
+    fp8_param: bool | None
     recompute_granularity: str | None
     recompute_num_layers: int | None
     cpu_offloading_num_layers: int | None
@@ -312,24 +313,25 @@ def plan(
     rate_scale: float | None = None, limit: int | None = None, **aliases: Unpack[_PlanAliases]
 ) -> Plan: ...
 def train(
-    model: str | Path | Architecture | None = None, gpus: str | int | Gpu | None = None, *, predictor: str = "learned",
-    calibration: Path | Calibration | None = None, weights: Path | None = None, micro_batch: int | None = None,
-    global_batch: int | None = None, seq: int | None = None, precision: str | None = None, stack: str | None = None,
-    optimizer: str | None = None, cuda_graphs: str | None = None, mtp: bool | None = None, config: Path | None = None,
-    prices: Path | None = None, price: list[str] | None = None, price_kind: str = "on_demand", search: bool = False,
-    set: Sequence[str] | None = None, power_cap: float | None = None, tp: int | None = None, pp: int | None = None,
-    cp: int | None = None, ep: int | None = None, expert_tp: int | None = None, dp: int | None = None,
-    virtual_stages: int | None = None, layers_per_virtual_stage: int | None = None, schedule: str | None = None,
-    stage_layers: str | None = None, sequence_parallel: bool | None = None, zero: int | None = None,
-    distributed_optimizer: bool | None = None, cp_comm: str | None = None, dispatcher: str | None = None,
-    overlap: bool | None = None, tp_overlap: bool | None = None, expert_overlap: bool | None = None,
-    routing: str | None = None, gpus_per_node: int | None = None, between_nodes: str | None = None,
+    model: str | Path | Architecture | None = None, gpus: str | int | Gpu | None = None, *, config: Path | None = None,
+    search: bool = False, micro_batch: int | None = None, global_batch: int | None = None, seq: int | None = None,
+    precision: str | None = None, stack: str | None = None, optimizer: str | None = None,
+    cuda_graphs: str | None = None, mtp: bool | None = None, predictor: str = "learned",
+    calibration: Path | Calibration | None = None, weights: Path | None = None, prices: Path | None = None,
+    price: list[str] | None = None, price_kind: str = "on_demand", set: Sequence[str] | None = None,
+    power_cap: float | None = None, tp: int | None = None, pp: int | None = None, cp: int | None = None,
+    ep: int | None = None, expert_tp: int | None = None, dp: int | None = None, virtual_stages: int | None = None,
+    layers_per_virtual_stage: int | None = None, schedule: str | None = None, stage_layers: str | None = None,
+    sequence_parallel: bool | None = None, zero: int | None = None, distributed_optimizer: bool | None = None,
+    cp_comm: str | None = None, dispatcher: str | None = None, overlap: bool | None = None,
+    tp_overlap: bool | None = None, expert_overlap: bool | None = None, routing: str | None = None,
+    gpus_per_node: int | None = None, between_nodes: str | None = None, fp8_param_gather: bool | None = None,
     recompute: str | None = None, recompute_modules: str | None = None, recompute_method: str | None = None,
     recompute_layers: int | None = None, gradients: str | None = None, offload_layers: int | None = None,
     offload_optimizer: bool | None = None, lora_rank: int | None = None, lora_targets: str | None = None,
-    qlora: bool = False, packed: bool | None = None, mean_length: int | None = None, tokens: float | None = None,
-    checkpoint_every: int | None = None, checkpoint_s: float = 0.0, mtbf: float | None = None, restart_s: float = 600.0,
-    jitter: float = 0.0, **aliases: Unpack[_TrainAliases]
+    qlora: bool = False, frozen: str | None = None, packed: bool | None = None, mean_length: int | None = None,
+    tokens: float | None = None, checkpoint_every: int | None = None, checkpoint_s: float = 0.0,
+    mtbf: float | None = None, restart_s: float = 600.0, jitter: float = 0.0, **aliases: Unpack[_TrainAliases]
 ) -> TrainingRun: ...
 @overload
 def trace(

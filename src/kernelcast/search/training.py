@@ -26,11 +26,12 @@ from kernelcast.results import LEVELS
 from kernelcast.stacks.training_stack import TrainingStack, training_stack
 from kernelcast.training.job import Recompute, TrainingJob, TrainingPrecision
 from kernelcast.training.job import precision as named_precision
+from kernelcast.training.job_flops import model_flops
 from kernelcast.training.job_memory import least_bytes, peak
-from kernelcast.training.job_work import model_flops
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.step import STEP
-from kernelcast.training.transformer_step import TrainingForecast, forecast_many
+from kernelcast.training.training_forecast import TrainingForecast
+from kernelcast.training.transformer_step import forecast_many
 
 _CHUNK = 512  # steps that are forecast together
 _LEAST_TOKENS = 1024  # of a context parallel rank: fewer are never worth its communication
@@ -228,7 +229,7 @@ def _sizes(
             continue
         ranks = gpus // pp
         every = space.ep or (divisors if blocks else (1,))
-        for expert_tp, ep in itertools.product(space.expert_tp or sorted({1, tp}) if blocks else (tp,), every):
+        for expert_tp, ep in itertools.product((space.expert_tp or sorted({1, tp})) if blocks else (1,), every):
             if ranks % (ep * expert_tp):
                 continue
             if all(block.experts % ep == 0 and block.inter % expert_tp == 0 for block in blocks):

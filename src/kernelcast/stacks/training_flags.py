@@ -37,6 +37,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "dispatcher": ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend"),
     "expert_overlap": ("overlap_moe_expert_parallel_comm", "moe_a2a_overlap"),
     "cuda_graphs": ("cuda_graph_impl",),
+    "fp8_param_gather": ("fp8_param",),
     "offload_layers": ("cpu_offloading_num_layers",),
     "offload_optimizer": ("optimizer_cpu_offload",),
     "lora_rank": ("lora_dim",),
@@ -67,10 +68,13 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 # Settings of files that are no single parameter, or other names of one there
 IN_FILES: Mapping[str, str] = {
-    "sequence_length": "seq", "sequence_parallel": "sequence_parallel", "encoder_seq_length": "seq",
+    "activations_checkpoint_granularity": "recompute", "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_layers", "ub_tp_comm_overlap": "tp_overlap",
+    "optim.name": "optimizer", "sequence_length": "seq", "sequence_parallel": "sequence_parallel",
+    "encoder_seq_length": "seq",
     "num_nodes": "nodes", "devices": "gpus_per_node", "num_gpus_per_node": "gpus_per_node", "nnodes": "nodes",
     "enable_cuda_graph": "cuda_graphs", "peft.dim": "lora_rank", "peft.target_modules": "lora_targets",
-    "target_modules": "lora_targets", "peft.adapter_dim": "lora_rank", "dim": "lora_rank",
+    "target_modules": "lora_targets", "peft.adapter_dim": "lora_rank", "lora.dim": "lora_rank",
     "grad_reduce_in_fp32": "fp32_gradients", "accumulate_allreduce_grads_in_fp32": "fp32_gradients",
     "data_parallel_sharding_strategy": "sharding", "parallelism.data_parallel_shard_degree": "shard_degree",
     "parallelism.data_parallel_replicate_degree": "replicate_degree", "model.flavor": "flavor",
@@ -87,14 +91,14 @@ IN_FILES: Mapping[str, str] = {
 }  # fmt: skip
 # Settings that would change a step's time if they were read: reported where no rule knows them
 MATTERS = re.compile(
-    r"parallel|fp8|fp4|mxfp|float8|recompute|checkpoint\.mode|selective_ac|offload|overlap|shard|batch|seq_len|"
+    r"parallel|activations_checkpoint|fp8|fp4|mxfp|float8|recompute|checkpoint\.mode|selective_ac|offload|overlap|shard|batch|seq_len|"
     r"cuda_graph|capacity|dispatch|token_drop|lora|precision|zero|fsdp|pipeline|moe_(?!router|aux|z_loss|layer_freq)|"
     r"deepep|fusion|attention_backend|window|quantize|compile"
 )
 # Matched by that, and without effect: of the loss, of files, of how work is launched
 HARMLESS = re.compile(
     r"save|load|eval|val_|tokenizer|dataset|logg|seed|fully_parallel|ckpt|_path$|checkpoint\.(enable|folder|interval)|"
-    r"async_save|drop_last|batch_sampler|pad|prefetch|amax|margin|fp8_e4m3|fp8_interval|first_last_layers|experimental|"
+    r"async_save|fp8_hybrid|drop_last|batch_sampler|pad|prefetch|amax|margin|fp8_e4m3|fp8_interval|first_last_layers|experimental|"
     r"distributed_(backend|timeout)|use_mpu|local_rank|process_group|nccl_|sharp|align_param_gather"
 )
 

@@ -200,9 +200,9 @@ class TrainingJob:
         return tuple(each + (ends <= at < more + ends) for at in range(parts))
 
     def imbalance(self, block: Experts) -> float:
-        """Load of the busiest rank's experts over the mean. Balanced by force: 1. Of a trained router the busiest expert
-        has half more (with an auxiliary loss; Wang et al. 2024, arXiv 2408.15664), which the others of a rank even out.
-        By chance: the largest of as many draws as ranks."""
+        """Load of the busiest rank's experts over the mean. Balanced by force: 1. Of a trained router the busiest
+        expert has half more (with an auxiliary loss; Wang et al. 2024, arXiv 2408.15664), which the others of a rank
+        even out. By chance: the largest of as many draws as ranks."""
         ranks = self.layout.ep
         if self.routing == "balanced" or ranks == 1:
             return 1.0

@@ -75,16 +75,16 @@ class TrainingMemory:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the model on a rank. Bytes of one micro-batch: ``kept`` between its passes; at the peak of its backward
-    pass, ``backward`` while layers run, ``loss`` while the loss does (of it ``logits``); ``embedding``: the gradient of
-    the table, when all layers are done."""
+    """A part of the model on a rank. Bytes of one micro-batch: ``kept`` between its passes, ``backward`` at the peak of
+    its layers' backward pass; beside what is kept, ``loss`` while the loss runs and ``head`` in the backward pass of
+    the product before it."""
 
     weights: Weights
     kept: float
     backward: float
+    embeds: bool
     loss: float = 0.0
-    logits: float = 0.0
-    embedding: float = 0.0
+    head: float = 0.0
 
 
 def _segments(runs: Iterable[tuple[int, Layer]], at: Iterable[int]) -> Iterator[tuple[int, int, Layer]]:
@@ -171,17 +171,17 @@ class _Rank:
             total += kept(joining_steps(self.shape))
             most = max(most, total + most_alive(layer_steps(layer, self.shape), stream))
             total += kept(layer_steps(layer, self.shape), named)
-        tokens, logits = self.job.rank_tokens, self._logits() if ends else 0.0
-        return _Part(
-            weights=self._weights(runs, embeds, ends), kept=total * tokens, backward=most * tokens,
-            loss=(total + logits) * tokens if ends else 0.0, logits=logits * tokens,
-            embedding=self.table * self.element if embeds and not self.job.lora and self.job.layout.zero < 3 else 0.0,
-        )  # fmt: skip
+        tokens = self.job.rank_tokens
+        loss, head = self._logits() if ends else (0.0, 0.0)
+        return _Part(self._weights(runs, embeds, ends), total * tokens, most * tokens, embeds, loss * tokens,
+                     head * tokens)  # fmt: skip
 
-    def _logits(self) -> float:
+    def _logits(self) -> tuple[float, float]:
+        """While the loss runs, and while the product before it does; losses of further tokens wait for their turn."""
         fused = self.job.stack.fused_cross_entropy
         steps = head_steps(self.job.model.final_norm, self.shape, self.job.model.vocab / self.shape.tp, fused)
-        return most_alive(steps, 0.0) + len(self.modules) * kept(steps)
+        waiting = len(self.modules) * kept(steps)
+        return most_alive(steps, 0.0) + waiting, most_alive(steps[:-1], 0.0) + waiting
 
     def _weights(self, runs: tuple[tuple[int, Layer], ...], embeds: bool, ends: bool) -> Weights:
         job, layout = self.job, self.job.layout
@@ -196,8 +196,8 @@ class _Rank:
         if embeds:
             outside += self.table + job.model.hidden * (job.model.learned_positions + job.model.token_types)
         if ends:
-            tied = job.model.head != "lm" or (job.model.tied_embeddings and len(self.counts) == 1)
-            outside += job.model.hidden + (0.0 if tied else self.table)
+            again = self.table if job.model.tied_embeddings and job.model.head == "lm" and len(self.counts) > 1 else 0.0
+            outside += job.model.hidden + (job.model.parameters.head / layout.tp or again)
         return Weights(
             dense=outside + sum(count * each.dense for count, each in found),
             experts=sum(count * each.experts for count, each in found),
@@ -231,16 +231,20 @@ class _Rank:
         buffers += job.rank_tokens * self.shape.whole if layout.tp > 1 and layout.sequence_parallel else 0.0  # gathered
         buffers += self._gathered([part.weights for part in parts])
         wgrads = self._wgrads([part.weights for part in parts])
+        table = 0.0 if job.lora or layout.zero == 3 else self.table * self.element  # its gradient, as it is made
+        # before the first backward pass there are none, where a framework has no buffer for them
+        before = {"gradients": 0.0} if layout.micro_batches == 1 and not job.stack.fused_gradient_accumulation else {}
         for index, part in enumerate(parts):
             if not np.any(running == index):
                 continue
             most = float(others[running == index].max())
-            yield {"activations": most + part.backward, "communication": buffers}
-            yield {"activations": most, "communication": buffers, "workspace": _WORKSPACE + wgrads + part.embedding}
-            if part.logits:
-                head = 0.0 if job.lora or layout.zero == 3 else self.table * self.element
-                yield {"activations": most + part.loss - part.logits, "logits": part.logits, "communication": buffers,
-                       "workspace": _WORKSPACE + wgrads + head}  # fmt: skip
+            here = {"communication": buffers, "workspace": _WORKSPACE + wgrads}
+            yield here | before | {"activations": most + part.backward}
+            yield here | {"activations": most, "workspace": here["workspace"] + table * part.embeds}
+            if part.loss:
+                ends = here | before | {"activations": most + part.kept}
+                yield ends | {"logits": part.loss}
+                yield ends | {"logits": part.head, "workspace": here["workspace"] + table}
 
     def _always(self, weights: Sequence[Weights]) -> dict[str, float]:
         """Parameters, their copies, gradients and states. FSDP (ZeRO-3) shards the fp32 parameters, and keeps no others

@@ -8,7 +8,7 @@ many bytes as they move.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kernelcast.forecast.calls import Call, Launch
@@ -17,6 +17,7 @@ from kernelcast.ops.dtypes import find_dtype
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.layout import ProcessGroup
 
+PASSES = ("forward", "backward", "wgrad", "recompute")  # of a unit
 TENSOR, CONTEXT, EXPERT = "tensor parallel", "context parallel", "expert parallel"
 
 # Values read and written for each element of a tensor, by fused kernels and by those of eager PyTorch.
@@ -180,6 +181,7 @@ class LayerKernels:
             dgrad, wgrad = (SPLIT_SUMS.get(each, each) for each in (dgrad, wgrad))
         if narrow:
             self.cast(part, rows, k, "input", behind_norm, times, inner and not column)
+        self._dequantise(part, n, k, count)
         first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
         if bias and not self.stack.fused_activation:  # its gradient, which others join to the product or to a cast
             call, moved = self.moved(rows, n, 1.0)
@@ -193,9 +195,30 @@ class LayerKernels:
             self._accumulate(part, n, k, count)
         elif target in (self.job.lora.targets if self.job.lora else ()):
             self._adapter(part, rows, n, k, count)
+        if narrow and not (inner and self.stack.fused_experts):
+            for emit in (self.run, self.back, self.back)[: 2 + (third is not None)]:
+                self._swizzle(emit, part, rows, k, count)
         if gather:
             self._tensor_parallel(column, first, second, third)
         return first, second, third
+
+    def _dequantise(self, part: str, n: int, k: int, count: float) -> None:
+        """A frozen base that is stored in fewer bits than its products read (QLoRA) is made wide in both passes."""
+        lora = self.job.lora
+        if lora is None or not lora.base or self.narrow:
+            return
+        stored = find_dtype(lora.base).weight_bytes
+        if stored < self.width_bytes:
+            call, moved = self.moved(n, k, stored / self.width_bytes + 1.0)
+            self.run(part, call, moved * count)
+            self.back(part, call, moved * count)
+
+    def _swizzle(self, emit: Callable[..., Kernel], part: str, rows: float, k: int, count: float) -> None:
+        """Scales of 32 (16) numbers into the order that a product reads, a kernel of its own for both operands
+        (Transformer Engine, swizzle_scaling_factors)."""
+        if self.formats.scaling in ("mx", "nvfp4"):
+            call, moved = self.moved(rows, k / 32, 1.0)
+            emit(part, call, 2 * moved * count, 2 * count * (1.0 if count == 1 else LOOP))
 
     def _accumulate(self, part: str, n: int, k: int, count: float) -> None:
         """The sum of gradients over micro-batches: the product adds to it, which its arithmetic hides in part; or a

@@ -39,7 +39,9 @@ _EMBEDDING = (2.0, 3.0)
 # 370 (FlashAttention-3, arXiv 2407.08608, figures 5 and 6).
 BACKWARD_ATTENTION = 2.5 / 0.86
 FP8_ATTENTION = 1.4  # times 16-bit kernels: forward at head size 128, 8,192 tokens, H100 (the same paper, figure 7)
-BACKWARD_SCAN = 2.5  # state-space and delta-rule mixers: recomputed states and the gradients of both operands
+# State-space and delta-rule mixers: the forward pass again, as nothing but its inputs is kept (mamba_ssm's
+# ssd_combined.py), and gradients of both operands of every product, at attention's 2.5 for what it makes again itself.
+BACKWARD_SCAN = 3.5
 
 
 class Builder(LayerKernels):

@@ -15,7 +15,7 @@ from kernelcast.results import HtmlRepr, Interval
 
 if TYPE_CHECKING:
     from kernelcast.hardware.prices import Price
-    from kernelcast.training.transformer_step import TrainingForecast
+    from kernelcast.training.training_forecast import TrainingForecast
 
 
 @dataclass(frozen=True)

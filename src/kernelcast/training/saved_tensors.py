@@ -107,7 +107,7 @@ def _attention(mixer: SelfAttention, shape: Sharded) -> list[Step]:
     q = shape.element * mixer.q_width / shape.tp
     kv = (1 if mixer.values_are_keys else 2) * shape.element * mixer.kv_width / min(shape.tp, mixer.kv_heads)
     qkv = q * (2 if mixer.output_gate else 1) + kv
-    scaled = 0.0 if mixer.qk_norm == "none" else q + kv / 2  # before their norm
+    scaled = 0.0 if mixer.qk_norm == "none" else norm(shape, q + kv / 2)[0].kept
     return [
         *norm(shape, shape.stream),
         _column_input(shape, "qkv", shape.stream),

@@ -101,7 +101,8 @@ def _search_fields(search: LayoutSearch | None) -> dict[str, Any] | None:
 def print_run(run: TrainingRun) -> None:
     """The step first, where its time goes, memory, the run, and the evidence."""
     step, job = run.step, run.step.job
-    how = ", ".join([f"  {job.stack.name}", job.precision.id, *_extras(run)])
+    name = job.stack.name.partition(":")[0]
+    how = ", ".join([f"  {name}", job.precision.id, *_extras(run)])
     show(title(job.model.name, "  training", f"{job.gpus:,} x {job.gpu.name}" if job.gpus > 1 else job.gpu.name, how))
     show(f"{job.layout.label}; {plural(job.global_batch, 'sequence')} of {job.seq:,} tokens a step, "
          f"{job.micro_batch} in a micro-batch", "")  # fmt: skip

@@ -28,7 +28,7 @@ from kernelcast.training.memory import step_memory
 from kernelcast.training.run import TrainingRun
 from kernelcast.training.scale import ScaledStep, scale
 from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
-from kernelcast.training.transformer_step import TrainingForecast as JobForecast
+from kernelcast.training.training_forecast import TrainingForecast as JobForecast
 from kernelcast.training.transformer_step import forecast
 
 TOKENS, SAMPLES = 1e12, 1e6  # of a training run, by default

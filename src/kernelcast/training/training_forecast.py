@@ -1,0 +1,132 @@
+"""What a forecast of a training job's step says: its time and parts, throughput, utilisation, interval and support."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernelcast.forecast.calls import Launch
+from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
+from kernelcast.forecast.predict_table import Times
+from kernelcast.results import Interval, support_of
+from kernelcast.schedule import KernelTime, Share, joined, shares
+from kernelcast.training import job_flops
+from kernelcast.training.job import TrainingJob
+from kernelcast.training.job_memory import TrainingMemory, memory
+from kernelcast.training.job_work import exchange_s
+from kernelcast.training.layer_kernels import PASSES, Pass
+from kernelcast.training.step import STEP_SPREAD
+
+if TYPE_CHECKING:
+    from kernelcast.training.transformer_step import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingForecast:
+    """A step of a job: its time, where that goes (``parts_s`` of the slowest stage; they add up to it), and what the
+    GPUs reach."""
+
+    job: TrainingJob
+    parts_s: dict[str, float]
+    times: Times = field(repr=False, compare=False)
+    plan: Plan = field(repr=False, compare=False)
+    slowest: int = 0  # stage
+
+    @cached_property
+    def time_s(self) -> float:
+        return sum(self.parts_s.values())
+
+    @cached_property
+    def kernels(self) -> tuple[KernelTime, ...]:
+        """Of the slowest stage, one step."""
+        found = []
+        count = self.job.layout.micro_batches
+        for some in self.plan.parts[self.slowest :: self.job.layout.pp]:
+            for name, times in some.items():
+                unit = self.plan.units[name]
+                for phase in PASSES:
+                    one: Pass = getattr(unit, phase)
+                    for kernel in one.kernels:
+                        launch = Launch(kernel.part, kernel.call, kernel.count)
+                        found.append(KernelTime.of(phase, launch, self.times, times * count))
+                    for exchange in one.exchanges:
+                        for launch in exchange.launches:
+                            share = exchange_s(launch, self.times) / self.times[launch.call].interval.value
+                            each = Launch(exchange.part, launch.call, share)
+                            found.append(KernelTime.of(phase, each, self.times, times * count))
+        return tuple(found)
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        return shares(self.kernels)
+
+    @cached_property
+    def interval(self) -> Interval:
+        """Of the kernels, and of whole steps as such runs were measured."""
+        whole = joined(self.kernels)
+        low, high = ((whole.value - end) / whole.value for end in (whole.low, whole.high))
+        ends = self.time_s * np.array([1.0, 1 - np.hypot(low, STEP_SPREAD[0]), 1 + np.hypot(high, STEP_SPREAD[1])])
+        spread = EXACT if self.times.conditions.runs_measured else end_to_end().spread(self.setting)
+        return Interval(*widened(ends, spread).tolist())
+
+    @property
+    def low_s(self) -> float:
+        return self.interval.low
+
+    @property
+    def high_s(self) -> float:
+        return self.interval.high
+
+    @cached_property
+    def setting(self) -> Setting:
+        job = self.job
+        workload = "training at scale" if job.gpus > 1 else "training step"
+        workload += ", experts" * ("experts" in job.model.model_class)
+        return Setting.of(workload, job.gpu, job.stack.id, job.stack.release, job.model.model_class, job.layout,
+                          job.precision.id)  # fmt: skip
+
+    @cached_property
+    def supports(self) -> WholeSupport:
+        return WholeSupport.of(self.setting, support_of((share.time_s, share.support) for share in self.shares))
+
+    @property
+    def support(self) -> str:
+        return self.supports.level
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.job.tokens / self.time_s
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.tokens_per_s / self.job.gpus
+
+    @cached_property
+    def model_flops(self) -> float:
+        """Of a step on all GPUs, without recomputation; of causal attention the half that is seen."""
+        return job_flops.model_flops(self.job)
+
+    @property
+    def model_tflops_per_gpu(self) -> float:
+        return self.model_flops / self.time_s / self.job.gpus / 1e12
+
+    @property
+    def mfu(self) -> float:
+        """The share of the step that the model's FLOPs would take at the peak of the products' format."""
+        return self.model_tflops_per_gpu * 1e12 / self.job.gpu.product_flops_per_s(self.job.precision.forward)
+
+    @property
+    def hfu(self) -> float:
+        """With what is computed again."""
+        return self.mfu * (1 + job_flops.recomputed_share(self.job))
+
+    @cached_property
+    def memory(self) -> TrainingMemory:
+        return memory(self.job)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
