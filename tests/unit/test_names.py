@@ -193,6 +193,7 @@ TheBloke/Llama-2-7B-Chat-GGUF | llama-2-7b | GGUF
 Qwen3-8B-Q4_K_M.gguf | qwen3-8b | GGUF
 qwen2.5:7b-instruct-q4_K_M | qwen2.5-7b | GGUF
 llama3.1:8b-instruct-q8_0 | llama-3.1-8b | GGUF
+google/gemma-3-12b-it-qat-q4_0-gguf | gemma-3-12b | GGUF
 bartowski/Llama-3.3-70B-Instruct-GGUF:Q4_K_M | llama-3.3-70b | GGUF
 hf.co/bartowski/Qwen2.5-7B-Instruct-GGUF:Q8_0 | qwen2.5-7b | GGUF
 mlx-community/Llama-3.2-3B-Instruct-4bit | llama-3.2-3b | 4bit

@@ -50,6 +50,22 @@ def test_parts_add_up_and_phases_follow_one_another() -> None:
     assert step.coverage == 1.0
 
 
+def test_phases_of_accumulated_gradients_are_those_of_all_passes() -> None:
+    # forward, backward, forward, backward: kernels follow one another, each phase has the time of its own
+    once = [*(product(8192) for _ in range(8)), *(product(8192, "backward") for _ in range(8))]
+    step = run_step(traced(*once, *once), H200)
+    for phase in ("forward", "backward"):
+        assert step.phase_s(phase) == pytest.approx(step.phase_kernel_s(phase), rel=0.1)
+    assert step.phase_s("forward") + step.phase_s("backward") == pytest.approx(step.time_s)
+
+
+def test_a_layout_that_does_not_fit_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["trace", "gpt2", "--mode", "training", "--gpu", "t4", "--dtype", "fp16", "--dp", "2", "--seq", "1024"]
+    assert main([*line, "--batch", "1"]) == 0
+    assert main([*line, "--batch", "16"]) == 3
+    assert "misses by" in capsys.readouterr().out
+
+
 def test_small_kernels_are_launch_bound_and_a_graph_helps() -> None:
     small = traced(*(product(1, width=64) for _ in range(100)))
     eager, graph = run_step(small, H200), run_step(small, H200, graph=True)

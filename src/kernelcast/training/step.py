@@ -379,12 +379,10 @@ class Step(StepForecast):
         return self.margin * (1 - self.host.faster), self.margin * (1 + self.host.slower)
 
     def phase_s(self, phase: str) -> float:
-        """Wall time of a phase: until its last kernel ends, from where the phase before ended."""
-        ends = [0.0]
-        for name in PHASES[: PHASES.index(phase) + 1]:
-            mine = [end for kernel, end in zip(self.kernels, self.ends_s, strict=True) if kernel.phase == name]
-            ends.append(max(mine, default=ends[-1]))
-        return float(ends[-1] - ends[-2])
+        """Wall time of a phase: of each of its kernels, from where the one before ended. Passes of accumulated
+        gradients take turns."""
+        lasted = np.diff(np.maximum.accumulate(np.asarray(self.ends_s, dtype=float)), prepend=0.0)
+        return float(sum(lasted[at] for at, kernel in enumerate(self.kernels) if kernel.phase == phase))
 
     def phase_kernel_s(self, phase: str) -> float:
         return sum(kernel.time_s for kernel in self.kernels if kernel.phase == phase)

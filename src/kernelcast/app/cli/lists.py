@@ -67,11 +67,15 @@ def gpu(id: GpuId, set: Changes = None, json: Json = False) -> None:
         print_gpu(target)
 
 
-def ops(json: Json = False) -> None:
+def ops(pattern: Pattern = None, json: Json = False) -> None:
     """List the ops and their parameters."""
     from kernelcast.app.report.lists import op_fields, print_ops
+    from kernelcast.ops.op_names import unknown_op
 
-    kernels = [REGISTRY[op] for op in sorted(REGISTRY)]
+    names = sorted(REGISTRY)
+    if pattern:
+        names = list(matching({name: (name,) for name in names}, pattern, lambda name: unknown_op(name, REGISTRY)))
+    kernels = [REGISTRY[op] for op in names]
     if json:
         print(to_json([op_fields(kernel) for kernel in kernels]))
     else:

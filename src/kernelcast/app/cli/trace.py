@@ -7,6 +7,7 @@ import typer
 from kernelcast.app.cli.commands import add_command, print_result
 from kernelcast.app.questions.shared import Json, TimelineFile
 from kernelcast.app.questions.trace import TraceQuestion
+from kernelcast.errors import NOT_MET
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +21,9 @@ def register(app: typer.Typer) -> None:
 
 
 def trace_model(question: TraceQuestion, trace: TimelineFile = None, json: Json = False) -> None:
-    """How long a step of any PyTorch model takes, what takes the time, and whether it fits."""
+    """How long a step of any PyTorch model takes, what takes the time, and whether it fits.
+
+    Exit code: 0 where it fits, 3 where it does not fit in memory, 2 where the input is wrong."""
     result = question.answer()
     from kernelcast.app.report.plot import write_timeline
     from kernelcast.app.report.trace import fields, print_step
@@ -28,3 +31,5 @@ def trace_model(question: TraceQuestion, trace: TimelineFile = None, json: Json 
     if trace:
         write_timeline(result.timeline(), trace)
     print_result(result, json, fields, print_step)
+    if not result.memory.fits:
+        raise typer.Exit(NOT_MET)

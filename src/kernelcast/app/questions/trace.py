@@ -27,6 +27,11 @@ UNMASKED = (
 NEEDS_TORCH = "tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'"
 
 
+def run_mode(text: str) -> str:
+    """A mode as people write it: train, eval."""
+    return {"train": "training", "infer": "inference", "eval": "inference"}.get(text.strip().lower(), text)
+
+
 @dataclass(frozen=True)
 class StepParameters(Question):
     """A model's step, and how it is parallelised; None: not given."""
@@ -110,7 +115,10 @@ class TraceQuestion(StepParameters, shared.PredictorParameters):
         ),
     ]
     gpu: shared.GpuName = None
-    mode: Annotated[str, option(metavar="MODE", help="inference or training")] = "inference"
+    mode: Annotated[
+        str,
+        option(metavar="MODE", help="inference or training", reads=run_mode),
+    ] = "inference"
     batch: Annotated[int, option(help="samples")] = 1
     cache: Annotated[bool | None, option("--cache/--no-cache", help="a prefill that fills a KV cache, or none")] = None
     logits: Annotated[str | None, option(metavar="WHICH", help="all or last; of causal inference the last")] = None

@@ -246,7 +246,7 @@ def _print_scaled(step: ScaledStep) -> None:
     show(*built_lines(trace.built), *trace.notes)
     size = _amount(step.tokens, step.samples)
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
-    answer = plain_table("", "", "", right=("",), rows=answer_rows(step))
+    answer = plain_table("", "a step", " ", right=("a step",), rows=answer_rows(step))
     parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(step))
     heads = ("layers", "in flight", "parameters", "gradients", "optimizer", "activations", "memory")
     memory = plain_table("stage", *heads, right=heads, rows=memory_rows(step))
