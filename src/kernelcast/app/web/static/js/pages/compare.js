@@ -130,7 +130,10 @@ async function groupsOf(put) {
         field("sensitivity", "Sensitivity", { compact: false }),
       ],
     },
-    { id: "view", fields: [viewField("axis", "tpot_s"), viewField("against", "usd_per_million_tokens"), viewField("sweep", null)] },
+    {
+      id: "view",
+      fields: [viewField("axis", "tpot_s"), viewField("against", "usd_per_million_tokens"), viewField("sweep", null)],
+    },
   ];
 }
 
