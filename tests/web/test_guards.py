@@ -26,7 +26,7 @@ from kernelcast.app.web.app import create_app
 from kernelcast.app.web.connections import bounded
 from kernelcast.app.web.guards import Guards, strict_json
 from kernelcast.app.web.limits import Limits, machine_bytes
-from kernelcast.app.web.pool import WorkerPool
+from kernelcast.app.web.pool import WorkerPool, _IdleWorkers
 from kernelcast.app.web.problems import Problem
 from kernelcast.app.web.routes import unless_gone
 from kernelcast.app.web.serve import address, listening
@@ -566,3 +566,25 @@ def test_memory_of_a_worker_is_a_share_of_the_machine_s() -> None:
         share = 0.6 * machine_bytes() / workers
         assert Limits(workers=workers).worker_bytes == min(8 << 30, max(1 << 30, int(share)))
     assert Limits(worker_bytes=5 << 30).worker_bytes == 5 << 30
+
+
+def test_short_questions_go_before_long_ones_that_came_a_moment_earlier() -> None:
+    async def tried() -> list[str]:
+        idle, order = _IdleWorkers(), []
+        workers: list[Any] = [object(), object()]
+
+        async def take(name: str, patience_s: float) -> None:
+            await idle.get(patience_s)
+            order.append(name)
+
+        asked = [asyncio.create_task(take(*each)) for each in (("model", 5.0), ("gone", 0.0), ("kernel", 0.0))]
+        await asyncio.sleep(0)
+        idle.put(workers[0])  # to the first that waits, which has gone by the time that it hears of it
+        asked[1].cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        idle.put(workers[1])
+        await asyncio.gather(*asked, return_exceptions=True)
+        return order
+
+    assert asyncio.run(tried()) == ["kernel", "model"]

@@ -257,6 +257,7 @@ export async function mount(root, search) {
           put,
           encoder,
           curves,
+          known: !form.values().config, // an address carries no config
         }),
       );
       curves?.ask();

@@ -85,7 +85,7 @@ function opens(answer, row, encoder) {
   ];
 }
 
-function ranked(answer, { name, variants }, encoder) {
+function ranked(answer, { name, variants }, { encoder, known }) {
   const rows = answer.rows.filter((row) => row.fits);
   const columns = [
     number("#"),
@@ -114,7 +114,7 @@ function ranked(answer, { name, variants }, encoder) {
     megajoules(row.joules_per_million_tokens),
     row.bound_by ?? DASH,
     level(row.support, SHORT[row.support]),
-    opens(answer, row, encoder),
+    known ? opens(answer, row, encoder) : "",
   ]);
   const { first } = firstOf(answer);
   const row = (at) => {
@@ -261,7 +261,7 @@ export function answerOf(answer, options) {
   return [
     title(answer, options.stack),
     headline(answer, options.encoder, names.name),
-    any ? ranked(answer, names, options.encoder) : note("warn", "No GPU here runs this model."),
+    any ? ranked(answer, names, options) : note("warn", "No GPU here runs this model."),
     any ? tradeOff(answer, all) : null,
     options.curves?.element ?? null,
     costBars(answer, all),
