@@ -498,9 +498,9 @@ def test_the_command_serves_until_ctrl_c(server: tuple[str, subprocess.Popen[str
     assert process.stderr is not None and process.stderr.read() == ""
 
 
-def test_connections_that_wait_are_closed() -> None:
-    """One that says nothing, one that sends its header a byte at a time, the same after an answer; one too many."""
-    limits = replace(LIMITS, header_seconds=0.6, connections=3)
+@contextlib.contextmanager
+def served(limits: Limits) -> Iterator[tuple[str, int]]:
+    """The app with these limits, in a thread: where it listens."""
     bound = listening("127.0.0.1", 0)
     config = uvicorn.Config(create_app(limits), log_config=None, access_log=False, http=bounded(limits))
     running = uvicorn.Server(config)
@@ -508,10 +508,20 @@ def test_connections_that_wait_are_closed() -> None:
     thread.start()
     while not running.started:
         time.sleep(0.05)
+    try:
+        yield bound.getsockname()
+    finally:
+        running.should_exit = True
+        thread.join()
+        bound.close()
 
-    def until_closed(opening: bytes, each: bytes) -> float:
+
+def test_connections_that_wait_are_closed() -> None:
+    """One that says nothing, one that sends its header a byte at a time, the same after an answer; one too many."""
+
+    def until_closed(at: tuple[str, int], opening: bytes, each: bytes) -> float:
         started = time.monotonic()
-        with socket.create_connection(bound.getsockname()) as one:
+        with socket.create_connection(at) as one:
             one.settimeout(0.1)
             one.sendall(opening)
             with contextlib.suppress(ConnectionError):
@@ -522,20 +532,41 @@ def test_connections_that_wait_are_closed() -> None:
                     one.sendall(each)
         return time.monotonic() - started
 
-    try:
+    with served(replace(LIMITS, header_seconds=0.6, connections=3)) as at:
         page = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
         for opening, each in ((b"", b""), (page, b"A"), (page + b"\r\n", b"G")):
-            assert 0.3 < until_closed(opening, each) < 2.5
-        held = [socket.create_connection(bound.getsockname()) for _ in range(3)]
-        assert until_closed(b"", b"") < 0.5  # the fourth, at once
+            assert 0.3 < until_closed(at, opening, each) < 2.5
+        held = [socket.create_connection(at) for _ in range(3)]
+        assert until_closed(at, b"", b"") < 0.5  # the fourth, at once
         time.sleep(1.0)  # the others are closed by now
-        assert httpx.get(f"http://127.0.0.1:{bound.getsockname()[1]}/").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{at[1]}/").status_code == 200
         for one in held:
             one.close()
-    finally:
-        running.should_exit = True
-        thread.join()
-        bound.close()
+
+
+@pytest.mark.parametrize(("question", "words"), [("infer", SLOW), ("simulate", LONG)])
+def test_a_client_that_hangs_up_frees_the_worker(question: str, words: dict[str, Any]) -> None:
+    """A question of half a minute, asked by one who goes: the only worker lives on and answers the next at once."""
+    body = json.dumps(words).encode()
+    head = f"POST /api/v1/{question} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with served(replace(LIMITS, workers=1, brief_seconds=20.0)) as at:
+        url = f"http://127.0.0.1:{at[1]}/api/v1/kernel"
+        assert httpx.post(url, json=KERNEL, timeout=60).status_code == 200
+        before = _children()
+        for _ in range(3):
+            with socket.create_connection(at) as one:
+                one.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                time.sleep(0.4)
+        started = time.monotonic()
+        assert httpx.post(url, json=KERNEL, timeout=60).status_code == 200
+        assert time.monotonic() - started < 10
+        assert before and _children() == before
+
+
+def _children() -> set[str]:
+    """Processes that this one started and that run."""
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "app.web.worker"], capture_output=True, text=True)
+    return set(found.stdout.split())
 
 
 def test_a_port_that_is_taken_is_one_line(run: Any) -> None:
