@@ -12,9 +12,10 @@ from playwright.sync_api import expect
 from browser.visits import DESKTOP, PHONE, Visit
 
 PAGES = {
-    "model": "/model?model=mixtral-8x7b&gpu=h200_sxm&batch=8&tp=2",
+    "model": "/model?model=mixtral-8x7b&gpu=h200_sxm&batch=8&tp=2&sweep=batch",
     "kernel": "/kernel?op=attention&gpu=h200_sxm",
-    "compare": "/compare?model=llama-3.1-8b&gpus=h100_sxm&gpus=h200_sxm&batch=8&what_if=dram_bytes_per_s*1.5&tpot=7ms",
+    "compare": "/compare?model=llama-3.1-8b&gpus=h100_sxm&gpus=h200_sxm&batch=8&what_if=dram_bytes_per_s*1.5&tpot=7ms"
+    "&sweep=batch",
     "serve": "/serve?model=llama-3.1-8b&gpu=h100_sxm&request_rate=4&num_prompts=40&input_len=256&output_len=16",
     "diagnose": "/diagnose",
     "evidence": "/evidence?cell=gemm+h200_sxm&op=gemm",

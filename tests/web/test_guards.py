@@ -26,7 +26,7 @@ from kernelcast.app.web.app import create_app
 from kernelcast.app.web.connections import bounded
 from kernelcast.app.web.guards import Guards, strict_json
 from kernelcast.app.web.limits import Limits, machine_bytes
-from kernelcast.app.web.pool import WorkerPool
+from kernelcast.app.web.pool import WorkerPool, _IdleWorkers
 from kernelcast.app.web.problems import Problem
 from kernelcast.app.web.routes import unless_gone
 from kernelcast.app.web.serve import address, listening
@@ -498,9 +498,9 @@ def test_the_command_serves_until_ctrl_c(server: tuple[str, subprocess.Popen[str
     assert process.stderr is not None and process.stderr.read() == ""
 
 
-def test_connections_that_wait_are_closed() -> None:
-    """One that says nothing, one that sends its header a byte at a time, the same after an answer; one too many."""
-    limits = replace(LIMITS, header_seconds=0.6, connections=3)
+@contextlib.contextmanager
+def served(limits: Limits) -> Iterator[tuple[str, int]]:
+    """The app with these limits, in a thread: where it listens."""
     bound = listening("127.0.0.1", 0)
     config = uvicorn.Config(create_app(limits), log_config=None, access_log=False, http=bounded(limits))
     running = uvicorn.Server(config)
@@ -508,10 +508,20 @@ def test_connections_that_wait_are_closed() -> None:
     thread.start()
     while not running.started:
         time.sleep(0.05)
+    try:
+        yield bound.getsockname()
+    finally:
+        running.should_exit = True
+        thread.join()
+        bound.close()
 
-    def until_closed(opening: bytes, each: bytes) -> float:
+
+def test_connections_that_wait_are_closed() -> None:
+    """One that says nothing, one that sends its header a byte at a time, the same after an answer; one too many."""
+
+    def until_closed(at: tuple[str, int], opening: bytes, each: bytes) -> float:
         started = time.monotonic()
-        with socket.create_connection(bound.getsockname()) as one:
+        with socket.create_connection(at) as one:
             one.settimeout(0.1)
             one.sendall(opening)
             with contextlib.suppress(ConnectionError):
@@ -522,20 +532,41 @@ def test_connections_that_wait_are_closed() -> None:
                     one.sendall(each)
         return time.monotonic() - started
 
-    try:
+    with served(replace(LIMITS, header_seconds=0.6, connections=3)) as at:
         page = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
         for opening, each in ((b"", b""), (page, b"A"), (page + b"\r\n", b"G")):
-            assert 0.3 < until_closed(opening, each) < 2.5
-        held = [socket.create_connection(bound.getsockname()) for _ in range(3)]
-        assert until_closed(b"", b"") < 0.5  # the fourth, at once
+            assert 0.3 < until_closed(at, opening, each) < 2.5
+        held = [socket.create_connection(at) for _ in range(3)]
+        assert until_closed(at, b"", b"") < 0.5  # the fourth, at once
         time.sleep(1.0)  # the others are closed by now
-        assert httpx.get(f"http://127.0.0.1:{bound.getsockname()[1]}/").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{at[1]}/").status_code == 200
         for one in held:
             one.close()
-    finally:
-        running.should_exit = True
-        thread.join()
-        bound.close()
+
+
+@pytest.mark.parametrize(("question", "words"), [("infer", SLOW), ("simulate", LONG)])
+def test_a_client_that_hangs_up_frees_the_worker(question: str, words: dict[str, Any]) -> None:
+    """A question of half a minute, asked by one who goes: the only worker lives on and answers the next at once."""
+    body = json.dumps(words).encode()
+    head = f"POST /api/v1/{question} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with served(replace(LIMITS, workers=1, brief_seconds=20.0)) as at:
+        url = f"http://127.0.0.1:{at[1]}/api/v1/kernel"
+        assert httpx.post(url, json=KERNEL, timeout=60).status_code == 200
+        before = _children()
+        for _ in range(3):
+            with socket.create_connection(at) as one:
+                one.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                time.sleep(0.4)
+        started = time.monotonic()
+        assert httpx.post(url, json=KERNEL, timeout=60).status_code == 200
+        assert time.monotonic() - started < 10
+        assert before and _children() == before
+
+
+def _children() -> set[str]:
+    """Processes that this one started and that run."""
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "app.web.worker"], capture_output=True, text=True)
+    return set(found.stdout.split())
 
 
 def test_a_port_that_is_taken_is_one_line(run: Any) -> None:
@@ -566,3 +597,25 @@ def test_memory_of_a_worker_is_a_share_of_the_machine_s() -> None:
         share = 0.6 * machine_bytes() / workers
         assert Limits(workers=workers).worker_bytes == min(8 << 30, max(1 << 30, int(share)))
     assert Limits(worker_bytes=5 << 30).worker_bytes == 5 << 30
+
+
+def test_short_questions_go_before_long_ones_that_came_a_moment_earlier() -> None:
+    async def tried() -> list[str]:
+        idle, order = _IdleWorkers(), []
+        workers: list[Any] = [object(), object()]
+
+        async def take(name: str, patience_s: float) -> None:
+            await idle.get(patience_s)
+            order.append(name)
+
+        asked = [asyncio.create_task(take(*each)) for each in (("model", 5.0), ("gone", 0.0), ("kernel", 0.0))]
+        await asyncio.sleep(0)
+        idle.put(workers[0])  # to the first that waits, which has gone by the time that it hears of it
+        asked[1].cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        idle.put(workers[1])
+        await asyncio.gather(*asked, return_exceptions=True)
+        return order
+
+    assert asyncio.run(tried()) == ["kernel", "model"]

@@ -61,7 +61,8 @@ class Limits:
     waiting_seconds: float = 60.0  # that a question waits at most
     cache_bytes: int = 64 * MIB  # of answers that are kept
     brief_seconds: float = 2.0  # a kernel or a batch that takes longer waits its turn among the long questions
-    stop_seconds: float = 2.0  # that a worker has to leave a question whose client is gone, before it is killed
+    stop_seconds: float = 4.0  # that a worker has to leave a question whose client is gone, before it is killed
+    start_seconds: float = 60.0  # that a new worker may load what it needs, before it turns to a question
     worker_bytes: int = 0  # of memory that a worker may hold; 0: its share of this machine's
     worker_keep_bytes: int = 512 * MIB  # a worker that holds more after an answer is replaced
 

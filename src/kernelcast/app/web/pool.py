@@ -56,9 +56,21 @@ class _WorkerProcess:
 
     async def call(self, header: Mapping[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
         await self.send(header, payload).drain()
+        return await self.reply()
+
+    async def reply(self) -> tuple[dict[str, Any], bytes]:
         source = self.process.stdout
         assert source is not None
         return await receive(source)
+
+    async def ask(
+        self, question: Mapping[str, Any], payload: bytes, begun: asyncio.Future[None]
+    ) -> tuple[dict[str, Any], bytes]:
+        """The answer; ``begun`` is done once the worker has turned to it: a new one may be loading something."""
+        await self.call(question, payload)
+        if not begun.done():
+            begun.set_result(None)
+        return await self.reply()
 
 
 class _IdleWorkers:
@@ -143,27 +155,32 @@ class WorkerPool:
             worker = await self._free_worker(heavy, PATIENCE_S.get(task, 0.0), held)
             number = next(self._numbers)
             question = {"task": task, "arguments": arguments, "number": number}
-            asked = asyncio.ensure_future(worker.call(question, payload))
+            begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            asked = asyncio.ensure_future(worker.ask(question, payload, begun))
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
+                await asyncio.wait((asked, begun), return_when=asyncio.FIRST_COMPLETED)
                 async with asyncio.timeout(seconds):
                     header, body = await asyncio.shield(asked)
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._replace(worker)
                 raise Problem(503, "the worker ended before its answer (out of memory?)", retry_s=2) from None
             except BaseException:  # too long, or the client is gone: whoever is next waits for this worker
-                self._spawn(self._stopped(worker, asked, number, held.pop_all()))
+                self._spawn(self._stopped(worker, asked, begun, number, held.pop_all()))
                 raise
             self._free(worker, header)
             return WorkerReply(int(header["status"]), body)
 
     async def _stopped(
-        self, worker: _WorkerProcess, asked: asyncio.Future[Any], number: int, held: contextlib.AsyncExitStack
-    ) -> None:
+        self, worker: _WorkerProcess, asked: asyncio.Future[Any], begun: asyncio.Future[None], number: int,
+        held: contextlib.AsyncExitStack,
+    ) -> None:  # fmt: skip
         """Have a worker leave a question, which keeps it warm; it is killed only if it does not."""
         async with held:
             try:
                 worker.send({"cancel": number})
+                await asyncio.wait((asked, begun), timeout=self.limits.start_seconds,
+                                   return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
                 async with asyncio.timeout(self.limits.stop_seconds):
                     header, _ = await asked
             except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):

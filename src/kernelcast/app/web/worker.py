@@ -97,6 +97,7 @@ def main() -> None:
     _write(target, {"ready": True})
     while True:
         header, payload = _next(inbox, steps)
+        _write(target, {"begun": header["number"]})
         limited = header["task"] == "diagnose"
         memory.limit(memory.held("VmData") + limits["file_bytes"] if limited else limits["worker_bytes"])
         work = functools.partial(run_task, header["task"], header["arguments"], payload, limits)

@@ -15,7 +15,7 @@
                                             beside the bars, or above them where there is no room.
    seriesOf(names) -> name => series        stable colours for names, in their order; the tenth and on share grey. */
 
-import { table as tableOf } from "./answer.js";
+import { table as tableOf } from "./tables.js";
 import { fill, h, s, uid } from "./dom.js";
 
 const SERIES = 9;

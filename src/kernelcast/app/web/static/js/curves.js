@@ -54,6 +54,8 @@ const readout = ({ name, point }) =>
     ["support", `${point.support}; mostly ${point.bound_by}`],
   ]);
 
+const someOf = (list, most) => list.filter((_, at) => !(at % Math.ceil(list.length / most)));
+
 function drawn(answer, { names, at, own = 0 }) {
   const { vary } = answer;
   const lines = answer.curves.map((curve, number) => pointsOf(curve, at, names[number], number, vary, number === own));
@@ -73,7 +75,7 @@ function drawn(answer, { names, at, own = 0 }) {
         log,
         label: log ? "input tokens of a request" : "tokens/s a user sees (more is better)",
         format: short,
-        ticks: log ? [...new Set(all.map((point) => point.x))].filter((_, at, list) => width > 560 || !(at % Math.ceil(list.length / 5))) : undefined,
+        ticks: log ? someOf([...new Set(all.map((point) => point.x))], width > 560 ? Infinity : 5) : undefined,
       },
       y: { low: 0, high: ends("y") * 1.08, label: "tokens/s a GPU", format: short },
     });
@@ -107,11 +109,13 @@ function drawn(answer, { names, at, own = 0 }) {
 }
 
 export function curvesCard(options) {
-  const { cases, names, body, at, slot = "curves", onVary = () => {}, most = { batch: MOST_BATCH, input_len: LONGEST } } = options;
+  const { cases, names, body, at, slot = "curves", onVary = () => {} } = options;
+  const most = options.most ?? { batch: MOST_BATCH, input_len: LONGEST };
   let vary = options.vary ?? null;
   const holder = h("div");
   const buttons = Object.entries(OVER).map(([name, label]) => {
-    const button = h("button.quiet", { type: "button", id: `sweep-${name}`, "aria-pressed": "false" }, `Sweep over ${label}`);
+    const more = { type: "button", id: `sweep-${name}`, "aria-pressed": "false" };
+    const button = h("button.quiet", more, `Sweep over ${label}`);
     button.addEventListener("click", () => {
       vary = name;
       onVary(name);
@@ -135,7 +139,8 @@ export function curvesCard(options) {
       const envelope = await ask("curves", { ...rest, vary, sizes, cases }, slot);
       if (!element.isConnected) return;
       const command = copyButton("curves-command", "Copy these as commands", () => envelope.command);
-      fill(holder, drawn(envelope.answer, { names, at: at[vary], own: options.own }), h("div.buttons", command, faint("each point is one of them")));
+      const picture = drawn(envelope.answer, { names, at: at[vary], own: options.own });
+      fill(holder, picture, h("div.buttons", command, faint("each point is one of them")));
     } catch (error) {
       if (error === STALE) return;
       fill(holder, h("p.help", error.detail ?? "Not known."));

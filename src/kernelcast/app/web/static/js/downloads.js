@@ -49,6 +49,7 @@ async function savePng(svg, name) {
   canvas.toBlob((blob) => save(blob, "image/png", name), "image/png");
 }
 
+const jsonOf = (answer) => `${JSON.stringify(answer, null, 2)}\n`;
 const slug = (text) => `kernelcast-${text.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60)}`;
 const drawn = (node) => node.checkVisibility?.() ?? true;
 
@@ -68,8 +69,11 @@ export function downloads(results, answer) {
     const title = (svg) => svg.querySelector("title")?.textContent || "chart";
     fill(
       list,
-      now ? button("JSON: the answer", () => save(`${JSON.stringify(now, null, 2)}\n`, "application/json", `${slug("answer")}.json`)) : null,
-      tables.map((table) => button(`CSV: ${table.caption?.textContent ?? "table"}`, () => save(csvOf(table), "text/csv", `${slug(table.caption?.textContent ?? "table")}.csv`))),
+      now ? button("JSON: the answer", () => save(jsonOf(now), "application/json", "kernelcast-answer.json")) : null,
+      tables.map((table) => {
+        const name = table.caption?.textContent ?? "table";
+        return button(`CSV: ${name}`, () => save(csvOf(table), "text/csv", `${slug(name)}.csv`));
+      }),
       charts.map((svg) => button(`PNG: ${title(svg)}`, () => savePng(svg, `${slug(title(svg))}.png`))),
     );
   });

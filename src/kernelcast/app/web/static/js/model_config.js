@@ -50,7 +50,8 @@ function configFile(field, onChange) {
   function put(next, text = next ? USED : "") {
     value = next;
     drop.hidden = !next;
-    fill(label, next ? `${next.name} (${next.hf_quant_config ? "config.json and its formats" : "config.json"})` : "Use a config.json…");
+    const read = next?.hf_quant_config ? "config.json and its formats" : "config.json";
+    fill(label, next ? `${next.name} (${read})` : "Use a config.json…");
     fill(help, text);
   }
 

@@ -104,11 +104,13 @@ function readoutOf(plot, { x, series, xLabel, formatX = short, formatY = short }
     height: Math.max(bottom - top, 1),
     onpointermove(event) {
       const at = event.clientX - event.currentTarget.ownerSVGElement.getBoundingClientRect().left;
-      const nearest = x.reduce((best, value, row) => (Math.abs(plot.x(value) - at) < Math.abs(plot.x(x[best]) - at) ? row : best), 0);
+      const away = (value) => Math.abs(plot.x(value) - at);
+      const nearest = x.reduce((best, value, row) => (away(value) < away(x[best]) ? row : best), 0);
       const px = plot.x(x[nearest]);
       line.setAttribute("x1", px);
       line.setAttribute("x2", px);
-      label.textContent = `${formatX(x[nearest])} ${xLabel}: ${series.map(({ name, y }) => `${series.length > 1 ? `${name} ` : ""}${formatY(y[nearest])}`).join(", ")}`;
+      const values = series.map(({ name, y }) => `${series.length > 1 ? `${name} ` : ""}${formatY(y[nearest])}`);
+      label.textContent = `${formatX(x[nearest])} ${xLabel}: ${values.join(", ")}`;
       const onRight = px < (left + right) / 2;
       label.setAttribute("x", px + (onRight ? 6 : -6));
       label.setAttribute("text-anchor", onRight ? "start" : "end");

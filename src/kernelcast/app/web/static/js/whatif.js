@@ -37,7 +37,11 @@ export function changeText(change, gpu = {}) {
   const after = sign === "=" ? given : known ? before * given : null;
   const factor = sign === "*" ? given : known ? given / before : null;
   const percent = factor === null ? null : Number((100 * (factor - 1)).toPrecision(3));
-  const parts = [after === null ? null : unitOf(field, after), percent === null ? null : `${percent < 0 ? "−" : "+"}${Math.abs(percent)}%`];
+  const direction = percent < 0 ? "−" : "+";
+  const parts = [
+    after === null ? null : unitOf(field, after),
+    percent === null ? null : `${direction}${Math.abs(percent)}%`,
+  ];
   return `${LABELS.get(field) ?? field} ${parts.filter(Boolean).join(", ")}`;
 }
 

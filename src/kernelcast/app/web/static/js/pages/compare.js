@@ -130,7 +130,10 @@ async function groupsOf(put) {
         field("sensitivity", "Sensitivity", { compact: false }),
       ],
     },
-    { id: "view", fields: [viewField("axis", "tpot_s"), viewField("against", "usd_per_million_tokens"), viewField("sweep", null)] },
+    {
+      id: "view",
+      fields: [viewField("axis", "tpot_s"), viewField("against", "usd_per_million_tokens"), viewField("sweep", null)],
+    },
   ];
 }
 
@@ -254,6 +257,7 @@ export async function mount(root, search) {
           put,
           encoder,
           curves,
+          known: !form.values().config, // an address carries no config
         }),
       );
       curves?.ask();

@@ -61,10 +61,19 @@ function headline(answer, encoder, label) {
 
 /** The pages of one batch and of a service, as this row has them. */
 function opens(answer, row, encoder) {
-  const load = { model: answer.model, gpu: row.gpu, stack: answer.stack_id ?? answer.stack, input_len: answer.input_len, output_len: answer.output_len };
-  const sizes = Object.fromEntries(["tp", "pp", "dp", "ep"].filter((name) => row.layout[name] > 1).map((name) => [name, row.layout[name]]));
+  const { model, stack, input_len, output_len } = answer;
+  const sizes = Object.entries(row.layout).filter(([name, size]) => ["tp", "pp", "dp", "ep"].includes(name) && size > 1);
+  const load = { model, gpu: row.gpu, stack, input_len, output_len, ...Object.fromEntries(sizes) };
   const to = (page, label, more) =>
-    h("a", { href: `/${page}?${new URLSearchParams({ ...load, ...sizes, ...more })}`, dataset: { page, exact: "" }, "aria-label": `${label} of ${row.name}` }, label);
+    h(
+      "a",
+      {
+        href: `/${page}?${new URLSearchParams({ ...load, ...more })}`,
+        dataset: { page, exact: "" },
+        "aria-label": `${label} of ${row.name}`,
+      },
+      label,
+    );
   const set = Object.entries(row.gpu_changes).map(([name, value]) => `${name}=${value}`);
   if (set.length > 1) return ""; // an address takes one change
   const changed = set.length ? { set: set[0] } : {};
@@ -76,7 +85,7 @@ function opens(answer, row, encoder) {
   ];
 }
 
-function ranked(answer, { name, variants }, encoder) {
+function ranked(answer, { name, variants }, { encoder, known }) {
   const rows = answer.rows.filter((row) => row.fits);
   const columns = [
     number("#"),
@@ -105,7 +114,7 @@ function ranked(answer, { name, variants }, encoder) {
     megajoules(row.joules_per_million_tokens),
     row.bound_by ?? DASH,
     level(row.support, SHORT[row.support]),
-    opens(answer, row, encoder),
+    known ? opens(answer, row, encoder) : "",
   ]);
   const { first } = firstOf(answer);
   const row = (at) => {
@@ -252,7 +261,7 @@ export function answerOf(answer, options) {
   return [
     title(answer, options.stack),
     headline(answer, options.encoder, names.name),
-    any ? ranked(answer, names, options.encoder) : note("warn", "No GPU here runs this model."),
+    any ? ranked(answer, names, options) : note("warn", "No GPU here runs this model."),
     any ? tradeOff(answer, all) : null,
     options.curves?.element ?? null,
     costBars(answer, all),

@@ -1,7 +1,8 @@
 /* A diagnosis: totals, calls by the time that could be saved with the reason and what to try, what was not matched. */
 
-import { card, DASH, facts, faint, figures, labelOf, MOST_ROWS, note, number, sum, support, table, titleLine } from "../answer.js";
+import { card, facts, faint, figures, kernelLink, note, sum, support, titleLine } from "../answer.js";
 import { h } from "../dom.js";
+import { DASH, labelOf, MOST_ROWS, number, table } from "../tables.js";
 import { countText, digits, percent } from "../units.js";
 import { callText, onRoofline, peaksOf, reasons, us } from "./diagnose_charts.js";
 
@@ -29,21 +30,16 @@ const COLUMNS = [
   "what to try",
 ];
 
-/** The page of a call's kernel; where the GPU is none of the catalogue, its name alone. */
-function kernelLink(row, gpu) {
-  if (!row.op || !gpu) return callText(row);
-  const query = new URLSearchParams({ op: row.op, gpu });
-  for (const [name, value] of Object.entries(row.parameters))
-    for (const item of [value].flat()) if (item !== null) query.append(name, item);
-  return h("a", { href: `/kernel?${query}`, dataset: { page: "kernel", exact: "" } }, callText(row));
-}
-
 function kernelsTable(rows, gpu) {
   const cells = rows.slice(0, MOST_ROWS).map((row) => {
     const main = row.reasons[0];
     return [
       countText(row.rank),
-      h("span.call-name", { title: `${row.name} ${row.shapes}` }, kernelLink(row, gpu)),
+      h(
+        "span.call-name",
+        { title: `${row.name} ${row.shapes}` },
+        row.op && gpu ? kernelLink(row, gpu, { text: callText(row) }) : callText(row),
+      ),
       countText(row.count),
       percent(row.share),
       digits(row.measured_us),

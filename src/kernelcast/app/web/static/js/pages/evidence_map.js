@@ -133,7 +133,7 @@ export function heatMap({ ops, gpus, label: nameOf, cells, measure, chosen, onPi
       h(
         "tr",
         h("td"),
-        gpus.map((gpu) => h("th", { scope: "col" }, h("span", nameOf(gpu)))),
+        gpus.map((gpu) => h("th", { scope: "col" }, h("span", { title: nameOf(gpu) }, nameOf(gpu)))),
       ),
     ),
     h("tbody", body),

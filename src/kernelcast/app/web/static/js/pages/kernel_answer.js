@@ -38,7 +38,7 @@ function title(answer, gpu) {
       h("b", answer.op),
       h("span", pairs(answer.parameters, "=", valueText).join("  ")),
       faint("on"),
-      h("b", answer.gpu),
+      h("b", gpu.name),
       faint(answer.gpu_id),
     ),
     changes ? h("p.note.note-warn.wide", `What if: ${changes}. Not a product that exists.`) : null,
@@ -191,7 +191,7 @@ function moved(answer) {
   ]);
 }
 
-function evidence(answer) {
+function evidence(answer, gpu) {
   const measured = answer.evidence;
   const substituted = Object.values(answer.answered_as ?? {}).some((pair) => pair.asked !== null);
   const configuration = substituted ? "the nearest configuration" : "this configuration";
@@ -208,7 +208,7 @@ function evidence(answer) {
           ? `${countText(measured.calls)} of ${configuration} on ${measured.gpu}`
           : "no measured call of this configuration",
       ],
-      ["evidence", measured ? evidenceLink(answer.op, answer.gpu_id, `${answer.op} on ${answer.gpu}`) : null],
+      ["evidence", measured ? evidenceLink(answer.op, answer.gpu_id, `${answer.op} on ${gpu.name}`) : null],
       ["held-out error", measured && oneDecimalPercent(measured.error)],
       ["inside the interval", measured && oneDecimalPercent(measured.inside)],
       [
@@ -269,6 +269,6 @@ export function answerOf(answer, gpu) {
     ),
     card("What binds next", { id: "next-card" }, h("div#next", h("p.faint", "Asking…"))),
     card("Work, traffic and energy", { id: "traffic" }, moved(answer)),
-    evidence(answer),
+    evidence(answer, gpu),
   ];
 }

@@ -9,6 +9,7 @@ import {
   figures,
   gpusText,
   has,
+  kernelLink,
   layoutParts,
   level,
   note,
@@ -85,15 +86,6 @@ function partsOf(breakdown) {
   );
 }
 
-/** The page of a kernel with its shape. */
-function kernelLink({ op, parameters, time_s: time }, gpu, changes) {
-  const query = new URLSearchParams({ op, gpu });
-  for (const change of changes ?? []) query.append("set", change);
-  for (const [name, value] of Object.entries(parameters))
-    for (const item of [value].flat()) if (has(item)) query.append(name, item);
-  return h("a", { href: `/kernel?${query}`, dataset: { page: "kernel", exact: "" }, title: `its longest kernel, ${timeText(time, 3)} of a pass` }, op);
-}
-
 function breakdown(answer, kernels, gpu, changes) {
   const parts = partsOf(answer.breakdown);
   const series = partSeries;
@@ -130,11 +122,13 @@ function breakdown(answer, kernels, gpu, changes) {
       "span.links",
       phases.map((phase) => {
         const kernel = kernels.find((entry) => entry.part === part && entry.phase === phase);
-        return kernel ? h("span", h("span.faint", `${phase} `), kernelLink(kernel, gpu, changes), "  ") : null;
+        const title = kernel && `its longest kernel, ${timeText(kernel.time_s, 3)} of a pass`;
+        return kernel ? h("span", faint(`${phase} `), kernelLink(kernel, gpu, { title, changes }), "  ") : null;
       }),
     ),
   ]);
-  const columns = ["part", ...phases.flatMap((phase) => [number(phase), number("share"), "bound by"]), "support", "open its kernel"];
+  const ofPhases = phases.flatMap((phase) => [number(phase), number("share"), "bound by"]);
+  const columns = ["part", ...ofPhases, "support", "open its kernel"];
   const desc = rows
     .map((row) => `${row.label}: ${row.parts.map((part) => `${part.name} ${part.text}`).join("; ")}`)
     .join(". ");
@@ -179,6 +173,7 @@ function memory(answer, fits) {
     ["activations", bytes.activation_bytes],
     ["stack", bytes.stack_bytes],
   ].map(([name, value]) => [name, value, gibText(value)]);
+  const told = (name, text) => h("span", { dataset: { figure: name, value: fits[name] } }, text);
   return card(
     "Memory of a GPU",
     { id: "memory" },
@@ -191,10 +186,10 @@ function memory(answer, fits) {
     ),
     facts([
       ["memory of the GPU", gibText(bytes.gpu_bytes)],
-      ["largest batch of such requests", h("span", { dataset: { figure: "largest_batch", value: fits.largest_batch } }, countText(fits.largest_batch))],
+      ["largest batch of such requests", told("largest_batch", countText(fits.largest_batch))],
       [
         `longest prompts at batch ${countText(answer.requests)}`,
-        h("span", { dataset: { figure: "largest_input_len", value: fits.largest_input_len } }, `${countText(fits.largest_input_len)} tokens`),
+        told("largest_input_len", `${countText(fits.largest_input_len)} tokens`),
       ],
     ]),
   );
