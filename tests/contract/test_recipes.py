@@ -51,7 +51,7 @@ def run(copy: Path, *arguments: str) -> str:
 
 def test_contributing_has_one_of_each() -> None:
     rooms = [("ops",), ("hardware", "catalogue"), ("hardware",), ("models", "configs"), ("stacks", "catalogue"),
-             ("stacks", "hosts")]  # fmt: skip
+             ("stacks", "hosts"), ("stacks", "training"), ("training",)]  # fmt: skip
     assert [Path(path).parts[1:-1] for path in recipes()] == rooms
 
 
@@ -108,6 +108,16 @@ def test_a_new_stack_and_a_new_host_are_what_their_base_is_but_for_what_they_say
     trace = ("trace", "gpt2", "--gpu", "rtx_4090", "--seq", "128", "--json", "--host")
     fast, slow = (json.loads(run(copy, *trace, name)) for name in ("fast_desktop", "server"))
     assert fast["kernel_time_s"] == slow["kernel_time_s"] and fast["time_s"] < slow["time_s"]
+
+
+def test_a_new_framework_and_a_new_precision_are_what_they_say(copy: Path) -> None:
+    train = ("train", "llama-3.2-1b", "--gpus", "8xH100", "--global-batch", "64", "--json")
+    plain, slow, narrow = (
+        json.loads(run(copy, *train, *more))
+        for more in ((), ("--stack", "megatron_slow_host"), ("--precision", "fp8_forward"))
+    )
+    assert slow["parts_s"]["compute"] == plain["parts_s"]["compute"] and slow["time_s"] >= plain["time_s"]
+    assert narrow["parts_s"]["compute"] < plain["parts_s"]["compute"]
 
 
 def test_the_commands_of_the_recipes_run(copy: Path) -> None:
