@@ -111,6 +111,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "sustained_tensor_fraction": (0.5, 1),
     "long_tensor_fraction": (0.3, 1),
     "tensor_flops_per_j": (1e10, 1e13),
+    "sustained_flops_per_j": (1e10, 1e13),
     "sustained_dram_fraction": (0.5, 1),
     "launch_floor_s": (5e-7, 1e-5),
     "sustained_launch_s": (1e-6, 1e-5),

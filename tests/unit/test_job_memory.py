@@ -16,6 +16,7 @@ import kernelcast as kc
 from kernelcast.errors import DoesNotFit
 from kernelcast.models import model
 from kernelcast.models.architecture import Architecture
+from kernelcast.models.catalogue import model_ids
 from kernelcast.models.layers import Dense, Experts, LatentAttention, Layer, LayerRun, Norms, SelfAttention
 from kernelcast.stacks.training_stack import training_stack
 from kernelcast.training import pipeline
@@ -188,6 +189,15 @@ def test_ranks_have_all_weights_of_a_model(name: str) -> None:
     layers = sum(run.count * layer_weights(run.layer, whole.hidden, 1, 1, 1).total for run in whole.layers)
     outer = whole._outer_parameters().total
     assert layers + outer == whole.parameters.total
+
+
+def test_every_bundled_model_has_its_parameters_and_needs_less_when_divided() -> None:
+    for name in model_ids():
+        whole = replace(model(name), quantization=None)
+        text = whole.parameters.total - whole.parameters.vision
+        one = memory(job(whole))
+        assert one.parts["parameters"] == pytest.approx(2 * text, rel=2e-3), name
+        assert memory(job(whole, TrainingLayout(pp=2, micro_batches=4))).peak_bytes < one.peak_bytes, name
 
 
 def test_zero_and_the_distributed_optimizer() -> None:

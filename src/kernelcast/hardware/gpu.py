@@ -81,6 +81,7 @@ class Gpu(HtmlRepr):
     sustained_tensor_fractions: Rates = field(default_factory=dict)  # the same of other formats; by dtype
     long_tensor_fraction: float | None = None  # of matrix products that last: the power limit lowers the clock
     tensor_flops_per_j: float | None = None  # 16-bit, over seconds, where power is what limits
+    sustained_flops_per_j: float | None = None  # the same over minutes, in training; None: as tensor_flops_per_j
     sustained_dram_fraction: float | None = None
     sustained_launch_s: float | None = None  # what the smallest GEMMs take
     launch_floor_s: float  # the shortest kernel of all

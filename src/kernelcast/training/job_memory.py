@@ -196,8 +196,8 @@ class _Rank:
         if embeds:
             outside += self.table + job.model.hidden * (job.model.learned_positions + job.model.token_types)
         if ends:
-            tied = job.model.head != "lm" or (job.model.tied_embeddings and len(self.counts) == 1)
-            outside += job.model.hidden + (0.0 if tied else self.table)
+            again = self.table if job.model.tied_embeddings and job.model.head == "lm" and len(self.counts) > 1 else 0.0
+            outside += job.model.hidden + (job.model.parameters.head / layout.tp or again)
         return Weights(
             dense=outside + sum(count * each.dense for count, each in found),
             experts=sum(count * each.experts for count, each in found),

@@ -59,7 +59,8 @@ def _launches(one: Pass, job: TrainingJob) -> float:
 def call_s(call: Call, times: Times) -> float:
     """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes half the energy."""
     gpu, time_s = times.gpu, times[call].interval.value
-    if gpu.tensor_flops_per_j is None or call.op not in ("gemm", "attention"):
+    per_j = gpu.sustained_flops_per_j or gpu.tensor_flops_per_j
+    if per_j is None or call.op not in ("gemm", "attention"):
         return time_s
     given = call.arguments
     bytes_each = find_dtype(given["dtype"]).act_bytes
@@ -69,7 +70,7 @@ def call_s(call: Call, times: Times) -> float:
         queries, keys = given["q_len"], given["kv_len"]
         seen = keys - (queries - 1) / 2 if given["causal"] else keys
         flops = 4.0 * given["batch"] * given["q_heads"] * given["head_dim"] * queries * seen
-    return max(time_s, float(flops * bytes_each / 2 / (gpu.tensor_flops_per_j * root_of(gpu).power_w)))
+    return max(time_s, float(flops * bytes_each / 2 / (per_j * root_of(gpu).power_w)))
 
 
 def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
