@@ -253,5 +253,8 @@ def test_search_finds_a_layout_that_fits_and_is_fastest(run: Run) -> None:
         "--micro-batch", str(found["micro_batch"]),
     )  # fmt: skip
     assert again["time_s"] == pytest.approx(found["time_s"], rel=1e-6)
+    line = next(text for text in run(*question)[1].split("\n\n") if "Megatron   " in text)
+    flags = " ".join(line.partition("Megatron   ")[2].split())
+    assert told(run, *question[:4], *shlex.split(flags))["time_s"] == pytest.approx(found["time_s"], rel=1e-6)
     assert "give --global-batch" in refused(run, "train", "llama-3.2-1b", "--gpus", "8xH100", "--search")
     assert "leave out --dp" in refused(run, *question, "--dp", "2")

@@ -73,7 +73,8 @@ VALUES = (
     "mtp", "random", "dram_bytes_per_s*2", "dram_bytes_per_s=3.35", "sm_count=1e300", "l40s=2", "op=gemm", "nccl",
     "nvlink4", "lognormal", "linear", "constant", "gemm", "dram", "generic", "training", "kv_dtype=fp8",
     "batch:max", "SELECT 1", "0:1", "nowhere/at/all", "empty", "requests.csv", "arrivals.csv", "table.csv",
-    "small.toml", "train.toml", "2xl40s", "server.json", "out.png", "out.json", "out.csv", "--gpu", "-", "--", "[1]", "{}", "\x00",
+    "small.toml", "train.toml", "2xl40s", "server.json", "out.png", "out.json", "out.csv", "--gpu", "-", "--", "[1]",
+    "{}", "\x00",
 )  # fmt: skip
 NUMBERS = (
     "0", "1", "2", "4", "16", "100", "-1", "0.5", "0.9", "1.5", "1e9", "nan", "inf", "-inf", "1e400", "2147483647",

@@ -48,7 +48,8 @@ _BOUNDED = {
     "PlanBody": ("model", "num_prompts", "gpus"),
 }
 _BRIEF = replace(LIMITS, seconds={**LIMITS.seconds, "simulate": 2.0, "compare": 2.0, "plan": 2.0, "train": 2.0})
-_EXAMPLES = {"infer": 30, "simulate": 15, "compare": 8, "plan": 6, "train": 15, "kernel": 20, "diagnose": 15, "evidence": 10}
+_EXAMPLES = {"infer": 30, "simulate": 15, "compare": 8, "plan": 6, "train": 15, "kernel": 20, "diagnose": 15,
+             "evidence": 10}  # fmt: skip
 _CHECKS: list[Any] = [status_code_conformance, content_type_conformance, response_schema_conformance]
 _QUIET: dict[str, Any] = {"derandomize": True, "database": None, "deadline": None, "phases": [Phase.generate],
                           "suppress_health_check": list(HealthCheck)}  # fmt: skip

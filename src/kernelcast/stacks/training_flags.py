@@ -45,6 +45,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "tokens": (),
     "gpus_per_node": ("nproc_per_node",),
 }  # fmt: skip
+MEGATRON = {"virtual_stages": "num_virtual_stages_per_pipeline_rank"}  # Megatron-LM's names, where not the first above
 # Of a run, without effect on how long its steps take; and whether a value follows
 WITHOUT_EFFECT: Mapping[str, bool] = {
     **dict.fromkeys(("bf16", "use_mcore_models", "no_load_optim", "no_load_rng", "log_throughput", "mock_data",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import typer
 
-from kernelcast.app.cli.commands import add_command, print_result
+from kernelcast.app.cli.commands import add_command, print_result, progress_bar
 from kernelcast.app.questions.shared import Json
 from kernelcast.app.questions.train import TrainQuestion
 from kernelcast.errors import NOT_MET
@@ -28,7 +30,8 @@ def train(question: TrainQuestion, json: Json = False) -> None:
     fit in memory, 2 where the input is wrong."""
     from kernelcast.app.report.train import fields, print_run
 
-    run = question.answer()
+    with progress_bar(transient=True) if question.search else nullcontext() as task:
+        run = question.answer(task("layouts") if task else None)
     print_result(run, json, fields, print_run)
     if not run.step.fits:
         raise typer.Exit(NOT_MET)

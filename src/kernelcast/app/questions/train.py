@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -48,15 +49,16 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
     set: shared.Changes = None
     power_cap: shared.PowerCap = None
 
-    def answer(self) -> TrainingRun:
-        """The step, and the run that it is of; with ``search``, of the fastest layout."""
+    def answer(self, on_progress: Callable[[int, int], None] | None = None) -> TrainingRun:
+        """The step, and the run that it is of; with ``search``, of the fastest layout. ``on_progress``: of a search,
+        takes layouts that are forecast, and all."""
         from kernelcast.training.job_memory import check_fits
         from kernelcast.training.transformer_step import forecast
 
         asked, unread = self._with_config()
         asked._check_run()
         if asked.search:
-            return asked._searched(unread)
+            return asked._searched(unread, on_progress)
         job, filled = asked.job()
         try:
             step = forecast(job, asked._step_conditions)
@@ -65,7 +67,7 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
             raise
         return asked._whole(step, filled, unread)
 
-    def _searched(self, unread: tuple[str, ...]) -> TrainingRun:
+    def _searched(self, unread: tuple[str, ...], on_progress: Callable[[int, int], None] | None) -> TrainingRun:
         """The fastest of all layouts with the sizes that are given."""
         from kernelcast.search.training import SearchSpace, search_layouts
 
@@ -80,6 +82,7 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
         filled: dict[str, Any] = {}
         found = search_layouts(
             model, gpu, count, global_batch=self.global_batch, base=self._base(), conditions=self._step_conditions,
+            progress=on_progress,
             space=SearchSpace(**space, recompute=(self._recompute(),) if self.recompute else ()),
             **self._settings(model, filled),
         )  # fmt: skip

@@ -25,6 +25,8 @@ from kernelcast.app.report.text import (
 )
 from kernelcast.schedule import EvidenceSummary, Memory
 from kernelcast.search.training import LayoutSearch
+from kernelcast.stacks.training_flags import ALIASES, MEGATRON
+from kernelcast.training.job import TrainingJob
 from kernelcast.training.run import TrainingRun
 
 # What each part of a step is
@@ -127,7 +129,26 @@ def _search(search: LayoutSearch) -> list[Any]:
     lines = [f"searched   {counts}; {plural(len(search.close), 'other')} may be as fast, by the forecast's interval"]
     if surer := search.surer:
         lines.append(f"surer      {surer.job.layout.label}: {time_text(surer.time_s)}, with better evidence")
+    if search.best.job.stack.id == "megatron" and search.best.job.layout.zero < 3:
+        lines.append(f"Megatron   {' '.join(megatron_arguments(search.best.job))}")
     return [plain_table(*heads, right=(*heads[:8], "GiB"), rows=rows), "", *lines, ""]
+
+
+def megatron_arguments(job: TrainingJob) -> list[str]:
+    """The job's layout as Megatron-LM takes it."""
+    layout, again = job.layout, job.recompute
+    sizes = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep, "expert_tp": layout.expert_tp,
+             "micro_batch": job.micro_batch, "global_batch": job.global_batch, "seq": job.seq}  # fmt: skip
+    if layout.virtual_stages > 1:
+        sizes["virtual_stages"] = layout.virtual_stages
+    found = [f"--{MEGATRON.get(name, ALIASES[name][0]).replace('_', '-')} {size}" for name, size in sizes.items()
+             if size > 1 or name.endswith("batch")]  # fmt: skip
+    switches = {"--use-distributed-optimizer": layout.zero == 1, "--sequence-parallel": layout.sequence_parallel,
+                "--overlap-grad-reduce": layout.overlap and layout.zero > 0, "--tp-comm-overlap": job.tp_overlap,
+                f"--recompute-granularity {again.mode}": again.mode != "none",
+                f"--recompute-method {again.method} --recompute-num-layers {again.layers or 1}": again.mode == "full",
+                f"--recompute-modules {' '.join(again.modules)}": again.mode == "selective"}  # fmt: skip
+    return found + [name for name, on in switches.items() if on]
 
 
 def _extras(run: TrainingRun) -> list[str]:
