@@ -69,5 +69,5 @@ def test_a_kind_that_is_none() -> None:
 def test_prices_with_commas_and_a_dict_of_them() -> None:
     found = read_prices(given=["h100=2,4090=0.4", "a100=1"])
     assert [found[name].usd_per_hour for name in ("h100_sxm", "rtx_4090", "a100_sxm")] == [2, 0.4, 1]
-    rows = kc.compare("llama-3.2-1b", "4090", batch=1, price={"4090": 0.5}).rows
+    rows = kc.compare("llama-3.2-1b", "4090", batch=1, price={"4090": 0.5}).rows  # type: ignore[arg-type]
     assert rows[0].best is not None and rows[0].best.usd_per_hour == 0.5

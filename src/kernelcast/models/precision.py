@@ -105,7 +105,9 @@ class Precision:
             return self
         if self.weights == "bf16" and not self.stored:
             return self
-        parts = {name: "fp16" for name in ("weights", "experts", "mlp") if getattr(self, name) == "bf16"}
+        parts: dict[str, Any] = {
+            name: "fp16" for name in ("weights", "experts", "mlp") if getattr(self, name) == "bf16"
+        }
         return replace(self, activations="fp16", **parts)
 
     @property

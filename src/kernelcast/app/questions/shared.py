@@ -230,8 +230,7 @@ def precision(model: Architecture, dtype: str | None, quantization: str | None, 
 
     stored = model.quantization
     if quantization is None or quantization.lower() in ("auto", "none"):
-        quantized = stored is not None and stored.weights not in (None, *_UNQUANTISED)
-        if quantized and dtype in _ACTIVATIONS:
+        if stored is not None and stored.weights not in (None, *_UNQUANTISED) and dtype in _ACTIVATIONS:
             warn(f"{model.name} is stored in {stored.weights}: `dtype` {dtype} is of activations, as in engines")
             return replace(Precision.of(model, None, cache), activations=dtype)
         return Precision.of(model, dtype, cache)

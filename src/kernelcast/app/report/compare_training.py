@@ -8,7 +8,6 @@ from typing import Any
 from rich.text import Text
 
 from kernelcast.app.report.compare import (
-    SHORT,
     bottleneck,
     gpu_text,
     megajoules,
@@ -19,6 +18,7 @@ from kernelcast.app.report.compare import (
 from kernelcast.app.report.json import attributes, interval_fields, plain
 from kernelcast.app.report.plot import picture
 from kernelcast.app.report.text import (
+    SHORT,
     WIDTH,
     console,
     dense_table,
