@@ -21,7 +21,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault(name, "1")
 if importlib.util.find_spec("torch"):
     # a torchvision for GPUs does not import beside a PyTorch without them, nor does what imports it, unless this has
-    import kernelcast.tracing  # noqa: F401
+    import kernelcast.tracing.hub  # noqa: F401
 # A busy machine is slow, not wrong; and what a commit is judged by is the same every time it is run
 settings.register_profile("any machine", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("any machine")

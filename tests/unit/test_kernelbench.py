@@ -79,7 +79,9 @@ def test_fusion_leaves_fewer_kernels_and_a_graph_waits_less() -> None:
         forecast(problem, "old", mode, "a100_sxm") for mode in ("torch", "inductor_default", "inductor_reduce-overhead")
     )
     assert [len(step.kernels) for step in (eager, fused, graph)] == [7, 2, 2]  # GEMM with bias, six element-wise
-    assert graph.time_s < fused.time_s < eager.time_s
+    assert graph.time_s < fused.time_s
+    assert fused.kernel_time_s < eager.kernel_time_s
+    assert fused.idle_s > fused.host.compiled_s  # guards and the wrapper: a few small ops gain nothing by a compiler
 
 
 def test_a_row_is_a_question() -> None:

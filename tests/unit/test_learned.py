@@ -161,6 +161,17 @@ def test_a_new_generation_is_asked_as_one_gpu_of_each_that_ran_such_calls() -> N
     assert {one.vendor for one in nobody} == {"nvidia"} and "6.0" not in {one.compute_capability for one in nobody}
 
 
+def test_a_correction_holds_in_part_where_the_binding_pipeline_is_slower() -> None:
+    """An RTX 4090 multiplies at half the rate of an L40S: of a product that tensor cores bind for all of its time, half
+    of what the L40S loses beside them is kept; of one that they bind for half, three quarters."""
+    weights, target = weights_of("gemm"), kc.gpu("rtx_4090")
+    values = np.zeros((2, len(weights.encoder.names)), dtype=np.float32)
+    values[:, weights.encoder.names.index("tensor_busiest")] = 0.0, -1.0  # log2 of the share
+    values[:, weights.encoder.names.index("dram_share")] = -10.0
+    assert weights._kept(values, kc.gpu("l40s"), target, "bf16") == pytest.approx([0.5, 0.75])
+    assert weights._kept(values, kc.gpu("l40s"), kc.gpu("h200_sxm"), "bf16") == 1.0  # which the networks know
+
+
 def test_a_new_generation_is_the_mean_over_the_known_ones_and_of_networks_without_names() -> None:
     weights, target = weights_of("gemm"), kc.gpu("rtx_5090")
     calls = columns_of([kc.Gemm(m=m, n=4096, k=4096) for m in (1, 64, 4096)])
@@ -168,8 +179,10 @@ def test_a_new_generation_is_the_mean_over_the_known_ones_and_of_networks_withou
     given = features(ranked, Gemm.shape_features(calls, target), target)
     values = aligned(given.names, given.values, weights.encoder.names)
     words = {"op": "gemm", "dtype": "bf16", "stack": "vllm"}
-    each = [weights._as(one, target, values, words) for one in weights._known(kc.gpu("l40s"), target, words)]
+    known = weights._known(kc.gpu("l40s"), target, words)
+    each = [weights._as(one, target, values, words) for one in known]
     unnamed = weights.without_names.outputs(values, target, words)
+    unnamed[:, 0] *= np.mean([weights._kept(values, one, target, "bf16") for one in known], axis=0)
     wanted = (np.mean(each, axis=0) + unnamed) / 2
     assert weights.outputs(values, target, words) == pytest.approx(wanted, abs=1e-6)
     assert not np.allclose(each[0], each[-1], atol=1e-3)

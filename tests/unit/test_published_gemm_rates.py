@@ -25,7 +25,7 @@ AGAIN = Conditions(rotation=1.0)  # the same matrices again and again
 
 
 def flops(prediction: Prediction) -> float:
-    return 2.0 * prediction.parameters["m"] ** 3
+    return 2.0 * float(prediction.parameters["m"]) ** 3
 
 
 def best(gpu_id: str, stack: str = "torch") -> Prediction:

@@ -24,7 +24,7 @@ from kernelcast.forecast.features import GPU_FEATURES, KEEP, LIMIT_SHARES, align
 from kernelcast.forecast.network import Encoder, Floats, Layers, read_tensors
 from kernelcast.forecast.predictor import ByTime, Estimate, Generic, PredictorInput, sustained_start_s, tensor_share
 from kernelcast.forecast.prior import Prior
-from kernelcast.hardware import Gpu, gpu
+from kernelcast.hardware import Gpu, gpu, root_of
 from kernelcast.hardware.clocks import product_rates
 from kernelcast.hardware.gpu import FMA, MFMA, MMA_SYNC, TCGEN05, WGMMA
 from kernelcast.machine.analyse import Score, lazy
@@ -65,7 +65,7 @@ def _held(gpu: Gpu) -> float | None:
     """What long GEMMs reach over what short ones do: measured, else by the power that the board allows."""
     if gpu.long_tensor_fraction:
         return gpu.long_tensor_fraction / tensor_share(gpu)
-    rates = product_rates(gpu)
+    rates = product_rates(root_of(gpu))
     return rates.lasting / rates.burst if rates else None
 
 
@@ -238,6 +238,7 @@ class FamilyWeights:
         pipeline waits for it longer, and loses as much less beside it."""
         if target.id in self.encoder.vocabulary["gpu"]:
             return 1.0
+        target = root_of(target)  # what a what-if changes is left to physics
         ratios = [
             ("tensor_busiest", _ratio(*(each.tensor_flops_per_clk_sm.get(dtype or "") for each in (target, sibling)))),
             ("dram_share", _ratio(_dram_bytes_per_clk(target), _dram_bytes_per_clk(sibling))),

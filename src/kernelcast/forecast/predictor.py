@@ -2,8 +2,8 @@
 generic one itself, which is physics alone.
 
 Generic: each pipeline sustains a share of its peak; pipelines overlap well but not perfectly (a 4-norm); the launch
-floor comes on top. The shares of tensor cores and DRAM are those measured on the GPU, else the mean of its siblings;
-of tensor cores times what the boards' power allows (``hardware/clocks.py``).
+floor comes on top. The shares of tensor cores and DRAM are those measured on the GPU, else the mean of its siblings; of
+tensor cores times what the boards' power allows (``hardware/clocks.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.forecast.evidence import UNMATCHED, EvidenceMatch, without_evidence
-from kernelcast.hardware import Gpu, gpu, gpu_ids
+from kernelcast.hardware import Gpu, gpu, gpu_ids, root_of
 from kernelcast.hardware.clocks import product_rates, usual_clock_hz
 from kernelcast.machine.analyse import PIPELINES, Analysis, Candidates, Score, lazy, overlapped, summed
 from kernelcast.machine.limits import NOTHING, PER_SM
@@ -226,6 +226,7 @@ def tensor_share(target: Gpu) -> float:
     guess = _sustained("sustained_tensor_fraction", target)
     if target.long_tensor_fraction:  # measured in runs that last: networks were fitted with this guess
         return guess
+    target = root_of(target)  # what a what-if changes is left to physics: a better part is never slower
     here, there = product_rates(target), _reference_rate(target.compute_capability)
     if not here or not there:
         return guess
