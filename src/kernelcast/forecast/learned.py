@@ -236,7 +236,7 @@ class FamilyWeights:
         """How much of a correction that was learned of ``sibling`` holds of a GPU that the networks do not know. It is
         what a kernel loses beside the pipeline that binds it; one whose SMs get fewer FLOPs or bytes a clock from that
         pipeline waits for it longer, and loses as much less beside it."""
-        if target.id in self.encoder.vocabulary["gpu"]:
+        if target.id in self.encoder.vocabulary["gpu"] or sibling.compute_capability != target.compute_capability:
             return 1.0
         target = root_of(target)  # what a what-if changes is left to physics
         ratios = [
