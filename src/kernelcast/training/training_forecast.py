@@ -11,6 +11,7 @@ import numpy as np
 from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
 from kernelcast.forecast.predict_table import Times
+from kernelcast.ops.dtypes import matmul_flops_per_s
 from kernelcast.results import Interval, support_of
 from kernelcast.schedule import KernelTime, Share, joined, shares
 from kernelcast.training import job_flops
@@ -116,7 +117,7 @@ class TrainingForecast:
     @property
     def mfu(self) -> float:
         """The share of the step that the model's FLOPs would take at the peak of the products' format."""
-        return self.model_tflops_per_gpu * 1e12 / self.job.gpu.product_flops_per_s(self.job.precision.forward)
+        return self.model_tflops_per_gpu * 1e12 / matmul_flops_per_s(self.job.gpu, self.job.precision.forward)
 
     @property
     def hfu(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kernelcast.energy.power import held_s
 from kernelcast.forecast.calls import Call
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
@@ -57,11 +58,12 @@ def _launches(one: Pass, job: TrainingJob) -> float:
 
 
 def call_s(call: Call, times: Times) -> float:
-    """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes half the energy."""
+    """Of a call in a run that lasts: at the GPU's power limit, or at a lower one (``held_s``). A product of half as
+    many bits takes half the energy."""
     gpu, time_s = times.gpu, times[call].interval.value
     per_j = gpu.sustained_flops_per_j or gpu.tensor_flops_per_j
     if per_j is None or call.op not in ("gemm", "attention"):
-        return time_s
+        return time_s + held_s(call, time_s, times)
     given = call.arguments
     bytes_each = find_dtype(given["dtype"]).act_bytes
     if call.op == "gemm":
@@ -70,7 +72,8 @@ def call_s(call: Call, times: Times) -> float:
         queries, keys = given["q_len"], given["kv_len"]
         seen = keys - (queries - 1) / 2 if given["causal"] else keys
         flops = 4.0 * given["batch"] * given["q_heads"] * given["head_dim"] * queries * seen
-    return max(time_s, float(flops * bytes_each / 2 / (per_j * root_of(gpu).power_w)))
+    time_s = max(time_s, float(flops * bytes_each / 2 / (per_j * root_of(gpu).power_w)))
+    return time_s + held_s(call, time_s, times)
 
 
 def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
