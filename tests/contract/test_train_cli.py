@@ -106,7 +106,7 @@ def test_names_of_other_projects_mean_the_same(run: Run, theirs: str, ours: str)
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("", "which GPUs?"), ("--gpus 512", "512xH100"), ("--gpus 8xH1000", "unknown gpu"),
+        ("", "which GPUs?"), ("--gpus 512", "8xH100"), ("--gpus 8xH1000", "unknown gpu"),
         ("--gpus 6xH100 --tp 4", "6 is no multiple of 4"), ("--gpus 8xH100 --tp 2 --dp 2", "do not make 8 GPUs"),
         ("--gpus 8xH100 --global-batch 7", "--global-batch 7 must be a multiple"),
         ("--gpus 8xH100 --precision fp9", "unknown precision"), ("--gpus 8xH100 --recompute foo", "unknown recompute"),

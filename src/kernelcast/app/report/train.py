@@ -32,7 +32,7 @@ from kernelcast.training.run import TrainingRun
 # What each part of a step is
 PARTS = {
     "compute": "kernels of the forward and backward pass",
-    "recompute": "kernels of the forward pass that run again",
+    "recompute": "the forward pass that runs again, its communication too",
     "tensor parallel": "its communication that no kernel hides",
     "context parallel": "exchanges of keys and values that attention waits for",
     "expert parallel": "dispatch to experts and combine",
