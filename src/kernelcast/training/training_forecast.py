@@ -18,7 +18,6 @@ from kernelcast.training import job_flops
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.job_memory import TrainingMemory, memory
 from kernelcast.training.job_work import exchange_s
-from kernelcast.training.layer_kernels import PASSES, Pass
 from kernelcast.training.step import STEP_SPREAD
 
 if TYPE_CHECKING:
@@ -44,20 +43,15 @@ class TrainingForecast:
     def kernels(self) -> tuple[KernelTime, ...]:
         """Of the slowest stage, one step."""
         found = []
-        count = self.job.layout.micro_batches
-        for some in self.plan.parts[self.slowest :: self.job.layout.pp]:
-            for name, times in some.items():
-                unit = self.plan.units[name]
-                for phase in PASSES:
-                    one: Pass = getattr(unit, phase)
-                    for kernel in one.kernels:
-                        launch = Launch(kernel.part, kernel.call, kernel.count)
-                        found.append(KernelTime.of(phase, launch, self.times, times * count))
-                    for exchange in one.exchanges:
-                        for launch in exchange.launches:
-                            share = exchange_s(launch, self.times) / self.times[launch.call].interval.value
-                            each = Launch(exchange.part, launch.call, share)
-                            found.append(KernelTime.of(phase, each, self.times, times * count))
+        for phase, one, times in self.plan.passes(self.slowest):
+            for kernel in one.kernels:
+                launch = Launch(kernel.part, kernel.call, kernel.count)
+                found.append(KernelTime.of(phase, launch, self.times, times))
+            for exchange in one.exchanges:
+                for launch in exchange.launches:
+                    share = exchange_s(launch, self.times) / self.times[launch.call].interval.value
+                    each = Launch(exchange.part, launch.call, share)
+                    found.append(KernelTime.of(phase, each, self.times, times))
         return tuple(found)
 
     @cached_property

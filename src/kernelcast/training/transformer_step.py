@@ -132,6 +132,24 @@ class Plan:
     def calls(self) -> Iterable[Call]:
         yield from self.work.calls()
 
+    def layers_again(self, part: int) -> float:
+        """The share of a part's layers whose forward pass runs again as a whole."""
+        again = self.job.recompute
+        layers = sum(count for name, count in self.parts[part].items() if isinstance(name, int))
+        if again.mode != "full" or not layers:
+            return 0.0
+        return min(1.0, again.layers / layers) if again.method == "block" and again.layers else 1.0
+
+    def passes(self, stage: int) -> Iterable[tuple[str, Pass, float]]:
+        """Of a stage: each pass of its units, with how often it runs in a step."""
+        for part in range(stage, self.job.layout.parts, self.job.layout.pp):
+            again = self.layers_again(part)
+            for name, count in self.parts[part].items():
+                unit, times = self.units[name], count * self.job.layout.micro_batches
+                yield from ((phase, getattr(unit, phase), times) for phase in PASSES)
+                if again and isinstance(name, int):
+                    yield "recompute", unit.forward, times * again
+
 
 def _shape(job: TrainingJob) -> tuple[Any, ...]:
     """What decides the units: the same for many layouts."""
@@ -215,13 +233,10 @@ class _Stages:
         self.send_s = plan.work.send_s(times)
 
     def _recomputed(self, units: Mapping[Any, UnitTimes]) -> Array:
-        job, again = self.job, self.seconds[:, 3].sum(axis=1)
-        if job.recompute.mode != "full":
-            return again
+        again = self.seconds[:, 3].sum(axis=1)
         for part, some in enumerate(self.plan.parts):
-            layers = sum(count for name, count in some.items() if isinstance(name, int))
-            most = job.recompute.layers if job.recompute.method == "block" and job.recompute.layers else layers
-            share = min(1.0, most / layers) if layers else 0.0
+            if not (share := self.plan.layers_again(part)):
+                continue
             for name, count in some.items():
                 again[part] += share * count * units[name].seconds[0].sum() if isinstance(name, int) else 0.0
         return again
