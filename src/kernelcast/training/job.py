@@ -182,7 +182,9 @@ class TrainingJob:
                 continue
             check_heads(mixer, layout.tp, name)
             if layout.cp_comm == "a2a" and getattr(mixer, "q_heads", 0) % (layout.tp * layout.cp):
-                raise KernelcastError(f"cp_comm a2a: tp {layout.tp} x cp {layout.cp} does not divide the heads of {name}")
+                raise KernelcastError(
+                    f"cp_comm a2a: tp {layout.tp} x cp {layout.cp} does not divide the heads of {name}"
+                )
         if self.seq % (2 * layout.cp if layout.cp > 1 else 1):
             raise KernelcastError(
                 f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced"

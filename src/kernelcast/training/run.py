@@ -103,6 +103,8 @@ def launches(step: TrainingForecast) -> dict[Call, float]:
     """Calls of the slowest stage in a step, with how often each is launched."""
     found: dict[Call, float] = {}
     for _, one, times in step.plan.passes(step.slowest):
-        for launch in (*one.kernels, *(each for exchange in one.exchanges for each in exchange.launches)):
-            found[launch.call] = found.get(launch.call, 0.0) + launch.count * times
+        launched = [(kernel.call, kernel.count) for kernel in one.kernels]
+        launched += [(launch.call, launch.count) for exchange in one.exchanges for launch in exchange.launches]
+        for call, count in launched:
+            found[call] = found.get(call, 0.0) + count * times
     return found

@@ -209,11 +209,11 @@ def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], char
     for part, phases in sorted(parts.items(), key=lambda item: -sum(share.time_s for share in item[1].values())):
         cells = [part]
         for phase, total_s in totals_s.items():
-            share = phases.get(phase)
-            cells.append(time_text(share.time_s, 3) if share else "")
-            portion = share.time_s / total_s if share and total_s else 0.0
+            time_s = phases[phase].time_s if phase in phases else None
+            cells.append("" if time_s is None else time_text(time_s, 3))
+            portion = time_s / total_s if time_s and total_s else 0.0
             if narrow:
-                cells.append(f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"[not wide :] if share else "")
+                cells.append("" if time_s is None else f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"[not wide :])
         table.add_row(*cells, " / ".join(dict.fromkeys(share.bound_by for share in phases.values())))
     return table
 
