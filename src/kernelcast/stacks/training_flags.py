@@ -66,7 +66,8 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
     "stack": {**dict.fromkeys(("nemo", "megatron-bridge", "megatron-core", "megatron-lm", "mcore"), "megatron"),
               **dict.fromkeys(("hf", "transformers", "trl", "peft"), "huggingface")},
     "optimizer": {**dict.fromkeys(("adamw_bnb_8bit", "paged_adamw_8bit", "adamw_8bit", "adam8bit"), "adamw8bit"),
-                  **dict.fromkeys(("adam", "adamw", "adamw_torch", "adamw_torch_fused", "distributed_fused_adam"), "adamw")},
+                  **dict.fromkeys(("adam", "adamw", "adamw_torch", "adamw_torch_fused", "distributed_fused_adam"),
+                                  "adamw")},
     "schedule": {"interleaved1f1b": "interleaved", "zbvzerobubble": "zb-h1", "zero_bubble": "zb-h1",
                  "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe"},
 }  # fmt: skip
