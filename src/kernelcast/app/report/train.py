@@ -197,7 +197,7 @@ def _kernels(run: TrainingRun) -> Any:
     totals_s = {
         phase: sum(s.time_s for s in shares if s.phase == phase) for phase in dict.fromkeys(s.phase for s in shares)
     }
-    return breakdown_table(shares, totals_s, (6, 3))
+    return breakdown_table(shares, totals_s, (5, 3))
 
 
 def _memory(run: TrainingRun) -> Any:
