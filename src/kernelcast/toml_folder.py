@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -35,7 +36,8 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
 def _read(folder: Path, cls: type[T], name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     path = folder / f"{name.lower()}.toml"
     if not path.exists():
-        raise unknown(cls.__name__.lower(), name, ids_in(folder))
+        what = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()  # TrainingStack: training stack
+        raise unknown(what, name, ids_in(folder))
     raw = read_toml(path)
     base = raw.pop("base", None)
     if base is None:

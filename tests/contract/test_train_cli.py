@@ -106,7 +106,7 @@ def test_names_of_other_projects_mean_the_same(run: Run, theirs: str, ours: str)
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("", "which GPUs?"), ("--gpus 512", "512xH100"), ("--gpus 8xH1000", "unknown gpu"),
+        ("", "which GPUs?"), ("--gpus 512", "8xH100"), ("--gpus 8xH1000", "unknown gpu"),
         ("--gpus 6xH100 --tp 4", "6 is no multiple of 4"), ("--gpus 8xH100 --tp 2 --dp 2", "do not make 8 GPUs"),
         ("--gpus 8xH100 --global-batch 7", "--global-batch 7 must be a multiple"),
         ("--gpus 8xH100 --precision fp9", "unknown precision"), ("--gpus 8xH100 --recompute foo", "unknown recompute"),
@@ -120,10 +120,24 @@ def test_names_of_other_projects_mean_the_same(run: Run, theirs: str, ours: str)
         ("--gpus 8xH100 --price h100_sxm=2", "--tokens"), ("--gpus 8xH100 --config nowhere.yaml", "no file"),
         ("--gpus 8xH100 --gradients fp8", "unknown format of gradients"), ("--gpus 8xH100 --tp 3", "no multiple"),
         ("--gpus 8xH100 --tp 2 --tensor-model-parallel-size 2", "given twice"),
+        ("--gpus 8xH100 --precision mxfp8", "no block scales"), ("--gpus 8xA100 --precision fp8", "matrices of fp8"),
+        ("--gpus 64xH100 --tp 64", "does not divide the 32 heads"), ("--gpus 8xH100 --cuda-graphs yes", "none"),
+        ("--gpus 8xH100 --routing natural", "unknown routing"),
+        ("--gpus 8xH100 --checkpoint-s 3", "--checkpoint-every"),
+        ("--gpus 8xH100 --offload-layers 99", "the 32 layers"),
+        ("--gpus 8xH100 --jitter 5", "a share of a step's time"),
+        ("--gpus 8xH100 --seq 512 --mean-length 513", "--mean-length 513 is more than"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line(run: Run, words: str, why: str) -> None:
     assert why in refused(run, "train", "llama-3.1-8b", *shlex.split(words))
+
+
+def test_counts_of_gpus_and_names_of_hugging_face_are_taken(run: Run) -> None:
+    base = shlex.split("train llama-3.2-1b --per-device-train-batch-size 2 --max-length 512 --stack hf --lora-r 8")
+    answers = [told(run, *base, "--gpus", said) for said in ("8xH100", "8 H100", "H100 x 8", "H100:8")]
+    assert len({answer["time_s"] for answer in answers}) == 1
+    assert (answers[0]["gpus"], answers[0]["stack"], answers[0]["micro_batch"]) == (8, "huggingface", 2)
 
 
 def test_encoders_and_models_without_a_name_are_refused(run: Run) -> None:
@@ -201,6 +215,10 @@ def test_config_files_are_read(run: Run, tmp_path: Path) -> None:
         "not read   moe_frobnicate_parallel"
         in run("train", "llama-3.1-8b", "--gpus", "H100", "--config", str(script))[1]
     )
+    script.write_text("TP=${TP:-8}\ntorchrun pretrain_gpt.py --tensor-model-parallel-size $TP\n")
+    assert of(script, "8xH100")["layout"]["tp"] == 8
+    titan.write_text("[parallelism]\ndata_parallel_shard_degree = -1\n[activation_checkpoint]\nmode = 'selective'\n")
+    assert of(titan, "1xH200")["layout"]["zero"] == 0
     (tmp_path / "empty.yaml").write_text("[]\n")
     assert "holds no settings" in refused(run, "train", "llama-3.1-8b", "--config", str(tmp_path / "empty.yaml"))
 

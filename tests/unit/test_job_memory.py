@@ -40,7 +40,9 @@ def architecture(*runs: tuple[int, Layer], vocab: int = 1024, tied: bool = False
 
 
 def job(model: Architecture, layout: TrainingLayout | None = None, **more: Any) -> TrainingJob:
-    return TrainingJob(model=model, gpu=kc.gpu("h100_sxm"), layout=layout or TrainingLayout(), **{"seq": 512, **more})
+    return TrainingJob(
+        model=model, layout=layout or TrainingLayout(), **{"gpu": kc.gpu("h100_sxm"), "seq": 512, **more}
+    )
 
 
 # ---- tensors of a layer, in bytes a token
@@ -386,9 +388,10 @@ def jobs(draw: st.DrawFn) -> TrainingJob:
     )  # fmt: skip
     layer = draw(st.sampled_from([DENSE, MOE]))
     assume(layer is MOE or layout.ep == 1)
+    assume(layout.cp_comm != "a2a" or 2 * tp * cp <= 8)  # heads, of twice as many ranks too
     return job(
         architecture((8, layer)), layout, recompute=draw(st.sampled_from(MODES)), micro_batch=draw(size),
-        precision=precision(draw(st.sampled_from(["bf16", "fp8", "mxfp8", "bf16_grad"]))),
+        gpu=kc.gpu("b200_sxm"), precision=precision(draw(st.sampled_from(["bf16", "fp8", "mxfp8", "bf16_grad"]))),
     )  # fmt: skip
 
 

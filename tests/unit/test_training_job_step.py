@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernelcast.energy.power import with_cap
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.models import Architecture
@@ -317,3 +318,24 @@ def test_stages_of_a_pipeline_are_even_or_count_embedding_and_loss() -> None:
     assert sizes(126, 16, 8) == (0, *[1] * 126, 0)
     assert sum(sizes(61, 4)) == 61
     assert np.ptp(sizes(61, 4)) == 1
+
+
+def test_a_lower_power_limit_makes_the_products_of_a_step_longer() -> None:
+    """nvidia-smi -pl: products at the board's 700 W slow down, by less than the power does (clocks fall)."""
+    whole, capped = (forecast(job(LLAMA, gpu=with_cap(H100, watts))) for watts in (None, 500.0))
+    assert 1.03 < capped.parts_s["compute"] / whole.parts_s["compute"] < 700 / 500
+
+
+def test_products_that_a_gpu_or_a_layout_cannot_run_are_refused() -> None:
+    for on, name in (("a100_sxm", "fp8"), ("h100_sxm", "mxfp8"), ("h100_sxm", "nvfp4"), ("t4", "bf16")):
+        with pytest.raises(KernelcastError, match=f"precision {precision(name).id}: {on}"):
+            job(LLAMA, gpu=gpu(on), precision=precision(name))
+    with pytest.raises(KernelcastError, match="tp 64 does not divide the 32 heads"):
+        job(LLAMA, tp=64)
+    with pytest.raises(KernelcastError, match="cp_comm a2a: tp 4 x cp 16 does not divide the heads"):
+        job(LLAMA, tp=4, cp=16, cp_comm="a2a")
+
+
+def test_mfu_of_fp8_with_block_scales_is_relative_to_fp8() -> None:
+    found = forecast(job(LLAMA, precision=precision("fp8_block")))
+    assert found.mfu * found.job.gpu.tensor_flops_per_s("fp8") == pytest.approx(found.model_tflops_per_gpu * 1e12)

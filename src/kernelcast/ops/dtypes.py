@@ -88,6 +88,11 @@ def supports_dtype(gpu: Gpu, name: str) -> bool:
     return bool(gpu.tensor_flops_per_clk_sm.get(math) or on_vectors)
 
 
+def matmul_flops_per_s(gpu: Gpu, name: str) -> float:
+    """The peak of products of ``name`` matrices, which MFU is relative to: of fp8_block that of fp8."""
+    return gpu.product_flops_per_s(find_dtype(name).math)
+
+
 def matmul_pipe(gpu: Gpu, name: str) -> str:
     """'tensor' or 'fma': the unit that multiplies ``name`` matrices on this GPU. Refuses what it cannot do."""
     if supports_dtype(gpu, name):

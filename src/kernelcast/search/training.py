@@ -22,6 +22,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import check_heads, node_gpus
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.layers import Dense, Experts, LatentAttention
+from kernelcast.ops.dtypes import matmul_flops_per_s
 from kernelcast.results import LEVELS
 from kernelcast.stacks.training_stack import TrainingStack, training_stack
 from kernelcast.training.job import Recompute, TrainingJob, TrainingPrecision
@@ -146,7 +147,7 @@ def least_s(job: TrainingJob) -> float:
     """No step is faster than its model's FLOPs at the peak of its fastest products, with the bubble of 1F1B: a stage
     waits for the passes of one micro-batch through all others. (With virtual stages parts may be uneven: no bubble.)"""
     layout, format = job.layout, job.precision
-    peak_flops = max(job.gpu.product_flops_per_s(name) for name in {format.forward, format.dgrad, format.attention})
+    peak_flops = max(matmul_flops_per_s(job.gpu, name) for name in {format.forward, format.dgrad, format.attention})
     waits = (layout.pp - 1) / layout.micro_batches if layout.schedule == "1f1b" else 0.0
     return model_flops(job) / job.gpus / peak_flops * (1 + waits)
 

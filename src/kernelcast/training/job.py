@@ -15,8 +15,10 @@ from typing import Any, Literal, get_args
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
+from kernelcast.inference.deployment import check_heads
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.layers import Experts
+from kernelcast.ops.dtypes import supports_dtype
 from kernelcast.stacks.training_stack import TrainingStack, training_stack
 from kernelcast.toml_folder import read_toml
 from kernelcast.training.layout import TrainingLayout
@@ -35,6 +37,7 @@ RECOMPUTE_MODULES = (
 )  # op: of a layer all but attention and half of its products (torchtitan's selective op)
 OPTIMIZERS = ("adamw", "adamw8bit", "muon", "sgd", "sgd_momentum")
 DISPATCHERS = ("alltoall", "deepep", "hybridep")
+ROUTINGS = ("balanced", "expected", "random")
 CUDA_GRAPHS = ("", "partial", "full")
 LORA_TARGETS = ("qkv", "proj", "fc1", "fc2")  # attention in and out, MLP in and out (Megatron-Bridge's linear_…)
 RecomputeMode = Literal["none", "full", "selective"]
@@ -146,7 +149,26 @@ class TrainingJob:
             raise unknown("cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
         if self.dispatcher not in DISPATCHERS:
             raise unknown("dispatcher", self.dispatcher, DISPATCHERS)
+        if self.routing not in ROUTINGS:
+            raise unknown("routing", self.routing, ROUTINGS)
+        if self.mean_length > self.seq:
+            raise KernelcastError(f"mean_length {self.mean_length} is more than the seq {self.seq} it is packed into")
+        if self.offload.activation_layers > self.model.layer_count:
+            raise KernelcastError(
+                f"offload_layers {self.offload.activation_layers} is more than the {self.model.layer_count} layers of "
+                f"{self.model.name}"
+            )
+        self._check_formats()
         self._check_layout()
+
+    def _check_formats(self) -> None:
+        """Products that the GPU has; block scales of MXFP8 are of the tensor cores that multiply 4-bit formats."""
+        formats, gpu = self.precision, self.gpu
+        for name in dict.fromkeys((formats.forward, formats.dgrad, formats.wgrad, formats.attention)):
+            if not supports_dtype(gpu, name):
+                raise KernelcastError(f"precision {formats.id}: {gpu.id} does not multiply matrices of {name}")
+        if formats.scaling == "mx" and not gpu.tensor_flops_per_s("mxfp4"):
+            raise KernelcastError(f"precision {formats.id}: {gpu.id} has no block scales; fp8_current scales a tensor")
 
     def _check_layout(self) -> None:
         layout, name = self.layout, self.model.name
@@ -155,6 +177,14 @@ class TrainingJob:
                 f"pp {layout.pp} x virtual_stages {layout.virtual_stages} is more than the {self.model.layer_count} "
                 f"layers of {name}, its embedding and its head"
             )
+        for run in self.model.distinct_layers:
+            if (mixer := run.layer.attention) is None:
+                continue
+            check_heads(mixer, layout.tp, name)
+            if layout.cp_comm == "a2a" and getattr(mixer, "q_heads", 0) % (layout.tp * layout.cp):
+                raise KernelcastError(
+                    f"cp_comm a2a: tp {layout.tp} x cp {layout.cp} does not divide the heads of {name}"
+                )
         if self.seq % (2 * layout.cp if layout.cp > 1 else 1):
             raise KernelcastError(
                 f"seq {self.seq} must be a multiple of 2 x cp {layout.cp}: causal halves are balanced"

@@ -102,12 +102,9 @@ class TrainingRun(HtmlRepr):
 def launches(step: TrainingForecast) -> dict[Call, float]:
     """Calls of the slowest stage in a step, with how often each is launched."""
     found: dict[Call, float] = {}
-    full, layout = step.job.recompute.mode == "full", step.job.layout
-    for some in step.plan.parts[step.slowest :: layout.pp]:
-        for name, times in some.items():
-            unit = step.plan.units[name]
-            for one in (unit.forward, *((unit.forward,) if full and isinstance(name, int) else ()), unit.backward,
-                        unit.wgrad, unit.recompute):  # fmt: skip
-                for launch in (*one.kernels, *(each for exchange in one.exchanges for each in exchange.launches)):
-                    found[launch.call] = found.get(launch.call, 0.0) + launch.count * times * layout.micro_batches
+    for _, one, times in step.plan.passes(step.slowest):
+        launched = [(kernel.call, kernel.count) for kernel in one.kernels]
+        launched += [(launch.call, launch.count) for exchange in one.exchanges for launch in exchange.launches]
+        for call, count in launched:
+            found[call] = found.get(call, 0.0) + count * times
     return found

@@ -11,13 +11,13 @@ import numpy as np
 from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
 from kernelcast.forecast.predict_table import Times
+from kernelcast.ops.dtypes import matmul_flops_per_s
 from kernelcast.results import Interval, support_of
 from kernelcast.schedule import KernelTime, Share, joined, shares
 from kernelcast.training import job_flops
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.job_memory import TrainingMemory, memory
 from kernelcast.training.job_work import exchange_s
-from kernelcast.training.layer_kernels import PASSES, Pass
 from kernelcast.training.step import STEP_SPREAD
 
 if TYPE_CHECKING:
@@ -43,20 +43,15 @@ class TrainingForecast:
     def kernels(self) -> tuple[KernelTime, ...]:
         """Of the slowest stage, one step."""
         found = []
-        count = self.job.layout.micro_batches
-        for some in self.plan.parts[self.slowest :: self.job.layout.pp]:
-            for name, times in some.items():
-                unit = self.plan.units[name]
-                for phase in PASSES:
-                    one: Pass = getattr(unit, phase)
-                    for kernel in one.kernels:
-                        launch = Launch(kernel.part, kernel.call, kernel.count)
-                        found.append(KernelTime.of(phase, launch, self.times, times * count))
-                    for exchange in one.exchanges:
-                        for launch in exchange.launches:
-                            share = exchange_s(launch, self.times) / self.times[launch.call].interval.value
-                            each = Launch(exchange.part, launch.call, share)
-                            found.append(KernelTime.of(phase, each, self.times, times * count))
+        for phase, one, times in self.plan.passes(self.slowest):
+            for kernel in one.kernels:
+                launch = Launch(kernel.part, kernel.call, kernel.count)
+                found.append(KernelTime.of(phase, launch, self.times, times))
+            for exchange in one.exchanges:
+                for launch in exchange.launches:
+                    share = exchange_s(launch, self.times) / self.times[launch.call].interval.value
+                    each = Launch(exchange.part, launch.call, share)
+                    found.append(KernelTime.of(phase, each, self.times, times))
         return tuple(found)
 
     @cached_property
@@ -116,7 +111,7 @@ class TrainingForecast:
     @property
     def mfu(self) -> float:
         """The share of the step that the model's FLOPs would take at the peak of the products' format."""
-        return self.model_tflops_per_gpu * 1e12 / self.job.gpu.product_flops_per_s(self.job.precision.forward)
+        return self.model_tflops_per_gpu * 1e12 / matmul_flops_per_s(self.job.gpu, self.job.precision.forward)
 
     @property
     def hfu(self) -> float:

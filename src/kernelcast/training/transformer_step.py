@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kernelcast.energy.power import held_s
 from kernelcast.forecast.calls import Call
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
@@ -57,11 +58,12 @@ def _launches(one: Pass, job: TrainingJob) -> float:
 
 
 def call_s(call: Call, times: Times) -> float:
-    """Of a call in a run that lasts: at the GPU's power limit. A product of half as many bits takes half the energy."""
+    """Of a call in a run that lasts: at the GPU's power limit, or at a lower one (``held_s``). A product of half as
+    many bits takes half the energy."""
     gpu, time_s = times.gpu, times[call].interval.value
     per_j = gpu.sustained_flops_per_j or gpu.tensor_flops_per_j
     if per_j is None or call.op not in ("gemm", "attention"):
-        return time_s
+        return time_s + held_s(call, time_s, times)
     given = call.arguments
     bytes_each = find_dtype(given["dtype"]).act_bytes
     if call.op == "gemm":
@@ -70,7 +72,8 @@ def call_s(call: Call, times: Times) -> float:
         queries, keys = given["q_len"], given["kv_len"]
         seen = keys - (queries - 1) / 2 if given["causal"] else keys
         flops = 4.0 * given["batch"] * given["q_heads"] * given["head_dim"] * queries * seen
-    return max(time_s, float(flops * bytes_each / 2 / (per_j * root_of(gpu).power_w)))
+    time_s = max(time_s, float(flops * bytes_each / 2 / (per_j * root_of(gpu).power_w)))
+    return time_s + held_s(call, time_s, times)
 
 
 def _seconds(one: Pass, job: TrainingJob, times: Times) -> list[float]:
@@ -128,6 +131,24 @@ class Plan:
 
     def calls(self) -> Iterable[Call]:
         yield from self.work.calls()
+
+    def layers_again(self, part: int) -> float:
+        """The share of a part's layers whose forward pass runs again as a whole."""
+        again = self.job.recompute
+        layers = sum(count for name, count in self.parts[part].items() if isinstance(name, int))
+        if again.mode != "full" or not layers:
+            return 0.0
+        return min(1.0, again.layers / layers) if again.method == "block" and again.layers else 1.0
+
+    def passes(self, stage: int) -> Iterable[tuple[str, Pass, float]]:
+        """Of a stage: each pass of its units, with how often it runs in a step."""
+        for part in range(stage, self.job.layout.parts, self.job.layout.pp):
+            again = self.layers_again(part)
+            for name, count in self.parts[part].items():
+                unit, times = self.units[name], count * self.job.layout.micro_batches
+                yield from ((phase, getattr(unit, phase), times) for phase in PASSES)
+                if again and isinstance(name, int):
+                    yield "recompute", unit.forward, times * again
 
 
 def _shape(job: TrainingJob) -> tuple[Any, ...]:
@@ -212,13 +233,10 @@ class _Stages:
         self.send_s = plan.work.send_s(times)
 
     def _recomputed(self, units: Mapping[Any, UnitTimes]) -> Array:
-        job, again = self.job, self.seconds[:, 3].sum(axis=1)
-        if job.recompute.mode != "full":
-            return again
+        again = self.seconds[:, 3].sum(axis=1)
         for part, some in enumerate(self.plan.parts):
-            layers = sum(count for name, count in some.items() if isinstance(name, int))
-            most = job.recompute.layers if job.recompute.method == "block" and job.recompute.layers else layers
-            share = min(1.0, most / layers) if layers else 0.0
+            if not (share := self.plan.layers_again(part)):
+                continue
             for name, count in some.items():
                 again[part] += share * count * units[name].seconds[0].sum() if isinstance(name, int) else 0.0
         return again

@@ -20,10 +20,23 @@ if TYPE_CHECKING:
     from kernelcast.training.layout import TrainingLayout
     from kernelcast.training.run import TrainingRun
 
-_COUNT = re.compile(r"(\d+)(?:\s*[x×*]\s*(.+))?", re.IGNORECASE)  # 512xH100; 512
+# 512xH100, 512 H100, 512; H100:512, H100 x 512
+_COUNTS = (
+    re.compile(r"(?P<count>\d+)(?:\s*[x×*]\s*(?P<gpu>.+)|\s*(?P<name>[a-z].*))?", re.IGNORECASE),
+    re.compile(r"(?P<gpu>[a-z].*?)\s*(?::|\s[x×*])\s*(?P<count>\d+)", re.IGNORECASE),
+)
 LONGEST = 4096  # tokens of a sequence by default
 PER_STAGE = 4  # micro-batches of a rank by default, for each pipeline stage
 _run = partial(option, panel="Run")
+
+
+def _counted(text: str) -> tuple[str, int | None]:
+    """Which GPU, "" where none is named; and how many, None where no number is."""
+    for pattern in _COUNTS:
+        if match := pattern.fullmatch(text.strip()):
+            found = match.groupdict()
+            return found["gpu"] or found.get("name") or "", int(found["count"])
+    return text.strip(), None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +113,7 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
         known = {parameter.name for parameter in command_parameters(TrainQuestion)}
         found, unread = read_config(self.config, known)
         count = found.pop("gpus", None)
-        if count and self.gpus is not None and isinstance(self.gpus, str) and not _COUNT.fullmatch(self.gpus):
+        if count and isinstance(self.gpus, str) and _counted(self.gpus)[1] is None:
             found["gpus"] = f"{count}x{self.gpus}"
         given = {name.strip("`") for name in self.given(*known)} - {"gpus" if "gpus" in found else ""}
         return replace(self, **{name: value for name, value in found.items() if name not in given}), unread
@@ -109,7 +122,11 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
         if self.tokens is not None and not 0 < self.tokens < float("inf"):
             raise KernelcastError(f"`tokens` is a number above 0, not {self.tokens:g}")
         if self.tokens is None:
-            self.refuse(("prices", "price"), "prices are of a run: give `tokens` too")
+            self.refuse(("prices", "price"), "a cost is of a run of `tokens`, which are not given")
+        if self.checkpoint_every is None:
+            self.refuse(("checkpoint_s",), "`checkpoint_every` is not given")
+        if self.jitter >= 1:
+            raise KernelcastError(f"`jitter` is a share of a step's time, as in 0.01, not {self.jitter:g}")
         if self.mtbf is not None and self.checkpoint_every is None:
             raise KernelcastError("`mtbf` needs `checkpoint_every`: without checkpoints a failure loses the whole run")
 
@@ -150,6 +167,7 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
         if model.learned_positions and seq > model.max_context:
             raise KernelcastError(f"`seq` {seq:,} is more than the {model.max_context:,} positions of {model.name}")
         filled |= {} if self.seq else {"seq": seq}
+        filled |= {"mean_length": seq} if self.packed and self.mean_length is None else {}
         filled |= {
             name: self.value(name) for name in ("precision", "stack", "optimizer") if getattr(self, name) is None
         }
@@ -158,7 +176,7 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
             "optimizer": self.value("optimizer"), "lora": self._lora(), "tp_overlap": bool(self.tp_overlap),
             "offload": Offload(self.offload_layers or 0, bool(self.offload_optimizer)),
             "routing": self.value("routing"), "packed": bool(self.packed) or self.mean_length is not None,
-            "mean_length": self.mean_length or 0, "cuda_graphs": self.value("cuda_graphs").replace("none", ""),
+            "mean_length": self.mean_length or 0, "cuda_graphs": self._cuda_graphs(),
             "dispatcher": self.value("dispatcher"), "expert_overlap": bool(self.expert_overlap), "mtp": bool(self.mtp),
         }  # fmt: skip
 
@@ -179,12 +197,11 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
         if isinstance(self.gpus, Gpu):
             return shared.resolve_gpu(self.gpus, self.set, self.power_cap), None
         text = str(self.gpus).strip()
-        match = _COUNT.fullmatch(text)
-        if match and not match[2]:
-            raise KernelcastError(f"`gpus` says how many of which, as in {text}xH100, not {text}")
-        name, count = (match[2].strip(), int(match[1])) if match else (text, None)
+        name, count = _counted(text)
+        if not name:
+            raise KernelcastError(f"`gpus` says how many of which, as in 8xH100, not {text}")
         if count is not None and not 1 <= count <= 1 << 20:
-            raise KernelcastError(f"`gpus` is 1 to {1 << 20:,} GPUs, not {match[1][:20] if match else text}")
+            raise KernelcastError(f"`gpus` is 1 to {1 << 20:,} GPUs, not {str(count)[:20]}")
         return shared.resolve_gpu(name, self.set, self.power_cap), count
 
     def _layout(self, count: int | None, model: Architecture, filled: dict[str, Any]) -> TrainingLayout:

@@ -107,7 +107,9 @@ def _arguments(path: Path) -> Iterator[tuple[str, Any]]:
     except (UnicodeDecodeError, OSError) as error:
         raise KernelcastError(f"{path} is not readable as text: {error}") from None
     text = re.sub(r"(^|\s)#.*", "", text)
-    variables = {name: value.strip("\"'") for name, value in _ASSIGNED.findall(text)}
+    variables: dict[str, str] = {}
+    for name, value in _ASSIGNED.findall(text):  # TP=${TP:-8}: what follows is not of itself
+        variables[name] = re.sub(rf"\$\{{{name}:?-([^}}]*)\}}", r"\1", value.strip("\"'"))
 
     def resolved(flag: str) -> str:
         for _ in range(4):  # of a variable of a variable
@@ -150,7 +152,7 @@ def _joined(found: dict[str, Any], path: Path, known: Collection[str]) -> dict[s
     if path.suffix.lower() == ".toml" and "stack" in known:
         result["stack"] = "torchtitan" if taken.get("compile") else "torchtitan_eager"
     if result.get("recompute") == "selective" and taken.get("selective_option") == "op":
-        result["recompute"] = "layernorm,mlp_act"  # products and attention are kept
+        result["recompute"] = "op"
     if taken.get("deepep"):
         result["dispatcher"] = "deepep"
     if isinstance(taken.get("packed"), bool) and not taken["packed"]:

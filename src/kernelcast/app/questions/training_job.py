@@ -84,7 +84,7 @@ class JobParameters(Question):
     stack: Annotated[
         str | None,
         option(metavar="NAME", help="framework: megatron, torchtitan, torchtitan_eager, fsdp, huggingface",
-               unless_given="megatron",
+               unless_given="megatron", reads=partial(_reads, "stack"),
                values=partial(shared.names_of, "stacks.training_stack", "training_stack_ids")),
     ] = None  # fmt: skip
     optimizer: Annotated[
@@ -167,7 +167,7 @@ class JobParameters(Question):
                 unless_given="none", reads=partial(_reads, "recompute")),
     ] = None  # fmt: skip
     recompute_modules: Annotated[
-        str | None, _memory(metavar="NAME,..", help="of selective recomputation (core_attn)")
+        str | None, _memory(metavar="NAME,..", help="of selective recomputation (core_attn; torchtitan: op)")
     ] = None
     recompute_method: Annotated[str | None, _memory(metavar="NAME", help="of full: uniform or block")] = None
     recompute_layers: Annotated[int | None, _memory(help="of full: layers of a stage (all)", minimum=0)] = None
@@ -200,6 +200,8 @@ class JobParameters(Question):
     def _zero(self, replicas: int) -> int:
         from kernelcast.stacks.training_stack import training_stack
 
+        if replicas == 1 and self.config is not None:  # of other GPUs than the file was written for
+            return 0
         if self.zero is not None:
             return self.zero
         if replicas == 1 or self.distributed_optimizer is False:
@@ -237,15 +239,20 @@ class JobParameters(Question):
         return replace(found, gradient_bytes=size, reduce_bytes=size)
 
     def _recompute(self) -> Recompute:
-        from kernelcast.training.job import Recompute
+        from kernelcast.training.job import RECOMPUTE_MODULES, Recompute
 
-        mode, modules = self.value("recompute"), _mapped(_MODULES, self.recompute_modules or "")
-        if mode not in ("none", "full", "selective"):
+        modes, mode = ("none", "full", "selective"), self.value("recompute")
+        modules = _mapped(_MODULES, self.recompute_modules or "")
+        if mode not in modes:
             modules, mode = _mapped(_MODULES, mode), "selective"
+            for name in modules:
+                if name not in RECOMPUTE_MODULES:
+                    raise unknown("recompute", name, (*modes, *RECOMPUTE_MODULES))
         if mode != "full":
             self.refuse(("recompute_method", "recompute_layers"), f"these are of `recompute` full, not {mode}")
         if mode == "selective":
-            return Recompute("selective", modules=modules or ("core_attn",))
+            of_stack = ("op",) if self.value("stack").startswith("torchtitan") else ("core_attn",)
+            return Recompute("selective", modules=modules or of_stack)
         if modules:
             raise KernelcastError(f"`recompute_modules` are of `recompute` selective, not {mode}")
         layers = self.recompute_layers or 0
@@ -254,17 +261,24 @@ class JobParameters(Question):
             raise unknown("recompute_method", method, ("uniform", "block"))
         return Recompute(mode, method, layers)
 
+    def _cuda_graphs(self) -> str:
+        name = self.value("cuda_graphs")
+        if name not in ("none", "partial", "full"):
+            raise unknown("cuda_graphs", name, ("none", "partial", "full"))
+        return "" if name == "none" else str(name)
+
     def _lora(self) -> Lora | None:
         from kernelcast.training.job import LORA_TARGETS, Lora
 
         if self.lora_rank is None and not self.qlora:
-            self.refuse(("lora_targets", "frozen"), "these are of LoRA: give `lora_rank` too")
+            self.refuse(("lora_targets", "frozen"), "`lora_rank` is not given")
             return None
         if self.qlora and self.frozen not in (None, "int4"):
             raise KernelcastError(f"`qlora` has its frozen weights in int4, not {self.frozen}")
         if self.frozen not in (None, "bf16", "fp16", "fp8", "int4"):
             raise unknown("format of frozen weights", self.frozen, ("bf16", "fp16", "fp8", "int4"))
-        targets = _mapped(_TARGETS, self.lora_targets) if self.lora_targets else LORA_TARGETS
+        targets = _mapped(_TARGETS, self.lora_targets or "all")
+        targets = LORA_TARGETS if targets in (("all",), ("all-linear",)) else targets
         return Lora(self.lora_rank or 16, targets, "int4" if self.qlora else self.frozen or "")
 
 

@@ -197,23 +197,23 @@ def breakdown_table(shares: Iterable[Share], totals_s: Mapping[str, float], char
     for share in shares:
         parts.setdefault(share.part, {})[share.phase] = share
     totals_s = {phase: total_s for phase, total_s in totals_s.items() if any(phase in each for each in parts.values())}
-    heads = [head for phase in totals_s for head in (phase, "")]
-    table = plain_table("part", *heads, "bound by", right=tuple(totals_s))
-    table.columns[0].no_wrap = True
     wide, narrow = chars
-    if console().width < WIDTH:
+    if len(totals_s) > _MANY_PHASES:  # no room for bars, nor in a narrow terminal for shares
+        wide, narrow = 0, narrow if console().width >= WIDTH else 0
+    elif console().width < WIDTH:
         wide = min(wide, _NARROW_BAR) if len(totals_s) < _MANY_PHASES else 0
+    heads = [head for phase in totals_s for head in ((phase, "") if narrow else (phase,))]
+    table = plain_table("part", *heads, "bound by", right=tuple(totals_s))
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     for part, phases in sorted(parts.items(), key=lambda item: -sum(share.time_s for share in item[1].values())):
         cells = [part]
         for phase, total_s in totals_s.items():
-            if phase not in phases:
-                cells += ["", ""]
-                continue
-            portion = phases[phase].time_s / total_s if total_s else 0.0
-            cells += [
-                time_text(phases[phase].time_s, 3),
-                f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"[not wide :],
-            ]
+            time_s = phases[phase].time_s if phase in phases else None
+            cells.append("" if time_s is None else time_text(time_s, 3))
+            portion = time_s / total_s if time_s and total_s else 0.0
+            if narrow:
+                cells.append("" if time_s is None else f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"[not wide :])
         table.add_row(*cells, " / ".join(dict.fromkeys(share.bound_by for share in phases.values())))
     return table
 

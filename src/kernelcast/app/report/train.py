@@ -28,11 +28,12 @@ from kernelcast.search.training import LayoutSearch
 from kernelcast.stacks.training_flags import ALIASES, MEGATRON
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.run import TrainingRun
+from kernelcast.training.training_forecast import TrainingForecast
 
 # What each part of a step is
 PARTS = {
     "compute": "kernels of the forward and backward pass",
-    "recompute": "kernels of the forward pass that run again",
+    "recompute": "the forward pass that runs again, its communication too",
     "tensor parallel": "its communication that no kernel hides",
     "context parallel": "exchanges of keys and values that attention waits for",
     "expert parallel": "dispatch to experts and combine",
@@ -117,14 +118,17 @@ def print_run(run: TrainingRun) -> None:
 
 
 def _search(search: LayoutSearch) -> list[Any]:
-    """The fastest layouts, and how sure their order is."""
+    """The fastest layout of each dp, tp, pp, cp and ep, and how sure their order is."""
+    sizes = ("dp", "tp", "pp", "cp", "ep")
+    fastest: dict[tuple[int, ...], TrainingForecast] = {}
+    for each in search.ranked:
+        fastest.setdefault(tuple(getattr(each.job.layout, name) for name in sizes), each)
     rows = [
-        (time_text(each.time_s), *(str(getattr(each.job.layout, name)) for name in ("dp", "tp", "pp", "cp", "ep")),
-         str(each.job.layout.virtual_stages), str(each.job.micro_batch), each.job.recompute.mode,
-         digits(each.memory.peak_bytes / 2**30, 3))
-        for each in search.ranked[:_SHOWN]
+        (time_text(each.time_s), *map(str, key), str(each.job.layout.virtual_stages), str(each.job.micro_batch),
+         each.job.recompute.mode, digits(each.memory.peak_bytes / 2**30, 3))
+        for key, each in list(fastest.items())[:_SHOWN]
     ]  # fmt: skip
-    heads = ("step", "dp", "tp", "pp", "cp", "ep", "virtual", "micro-batch", "recompute", "GiB")
+    heads = ("step", *sizes, "virtual", "micro-batch", "recompute", "GiB")
     counts = f"{search.tried:,} layouts, {search.too_large:,} do not fit, {search.slower:,} cannot be faster"
     lines = [f"searched   {counts}; {plural(len(search.close), 'other')} may be as fast, by the forecast's interval"]
     if surer := search.surer:
@@ -166,7 +170,7 @@ def _extras(run: TrainingRun) -> list[str]:
 
 def _figures(run: TrainingRun) -> list[tuple[str, str, str, str]]:
     step, job = run.step, run.step.job
-    again = f", HFU {percent(step.hfu)} with recomputation" if job.recompute.mode != "none" else ""
+    again = f", HFU {percent(step.hfu)}" if job.recompute.mode != "none" else ""
     low, high = (job.tokens / end / job.gpus for end in (step.high_s, step.low_s))
     return [
         ("step", time_text(step.time_s), interval_text(step.low_s, step.high_s), f"{job.tokens:,} tokens"),
@@ -193,7 +197,7 @@ def _kernels(run: TrainingRun) -> Any:
     totals_s = {
         phase: sum(s.time_s for s in shares if s.phase == phase) for phase in dict.fromkeys(s.phase for s in shares)
     }
-    return breakdown_table(shares, totals_s, (6, 3))
+    return breakdown_table(shares, totals_s, (5, 3))
 
 
 def _memory(run: TrainingRun) -> Any:
