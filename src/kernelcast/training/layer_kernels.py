@@ -100,6 +100,7 @@ class LayerKernels:
         self.joined = self.stack.joined_projections or job.model.model_type in self.stack.joined_models
         self.drops = dict(self.stack.dropout).get(job.model.model_type, "").split()
         self.modules: tuple[str, ...] = ()
+        self.norm_op = job.model.layers[0].layer.norms.op
         self.unit = Unit()
 
     # ---- kernels ----
@@ -165,7 +166,8 @@ class LayerKernels:
         """One op of a module. A cast to the same format launches nothing."""
         named: dict[str, Any] = {"activations": self.vectors, **sizes}
         shape = {} if "tokens" in given else {name: sizes[name] for name in ("rows", "cols")}
-        own = {k: named.get(v, v) if isinstance(v, str) else v for k, v in given.items() if k not in ("op", "times")}
+        own = {name: value for name, value in given.items() if name not in ("op", "times")}
+        own |= {k: named[v] for k, v in own.items() if k != "axis" and isinstance(v, str) and v in named}
         call = Call.of(given["op"], {"dtype": self.vectors, "stack": "torch", **shape, **own})
         if call.op != "copy" or own.get("to") != call.arguments["dtype"]:
             emit(part, call, given.get("times", 1.0), given.get("times", 1.0))

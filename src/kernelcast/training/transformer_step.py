@@ -14,12 +14,13 @@ from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import root_of
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
+from kernelcast.schedule import Host
 from kernelcast.training import job_work
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.layer_kernels import CONTEXT, EXPERT, PASSES, TENSOR, Pass, Unit
 from kernelcast.training.passes import Builder
 from kernelcast.training.schedules import dual_pipe_end, stage_ends
-from kernelcast.training.step import STEP
+from kernelcast.training.step import STEP, calibrated_host
 from kernelcast.training.training_forecast import TrainingForecast
 
 PARTS = (
@@ -32,19 +33,36 @@ _BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, w
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """Seconds of a unit by pass and by kind, (4, 4), and by pass what the GPU waits for the host's launches."""
+    """Seconds of a unit by pass and by kind, (4, 4); by pass those of the host, and of gaps between kernels."""
 
     seconds: Array
     host_s: Array
+    gaps_s: Array
+    sync_s: float  # of the host with the GPU, forward
 
     @classmethod
     def of(cls, unit: Unit, job: TrainingJob, times: Times) -> UnitTimes:
         passes = [getattr(unit, name) for name in PASSES]
         seconds = np.array([_seconds(each, job, times) for each in passes])
-        host_s = np.array([_launches(each, job) for each in passes]) * job.stack.launch_s
-        waits_s = np.maximum(0.0, host_s - seconds.sum(axis=1))
-        waits_s[0] += unit.syncs * job.stack.sync_s * (job.cuda_graphs != "full")
-        return cls(seconds, waits_s)
+        counts = np.array([_launches(each, job) for each in passes])
+        gaps_s, sync_s = np.zeros(len(PASSES)), unit.syncs * job.stack.sync_s * (job.cuda_graphs != "full")
+        if job.stack.host:
+            machine = calibrated_host(job.stack.host, times.conditions)
+            host_s, gaps_s = _eager_s(unit, counts, job, machine), machine.gap_s * counts
+        else:
+            host_s = job.stack.launch_s * counts
+        return cls(seconds, host_s, gaps_s, sync_s)
+
+
+def _eager_s(unit: Unit, counts: Array, job: TrainingJob, machine: Host) -> Array:
+    """Of the host, by pass: kernels, and what PyTorch and Python do beside them."""
+    forward_s, backward_s = machine.launch_s + machine.recorded_s, machine.launch_s + machine.backward_s
+    seconds = counts * np.array([forward_s, backward_s, backward_s, forward_s])
+    if not job.cuda_graphs:
+        views = job.stack.linear_views
+        seconds[0] += unit.linears * (views[0] * machine.view_s + job.stack.linear_calls * machine.python_s)
+        seconds[1] += unit.linears * views[1] * machine.backward_view_s
+    return seconds
 
 
 def _launches(one: Pass, job: TrainingJob) -> float:
@@ -195,21 +213,43 @@ class _Stages:
         if plan.shape not in timed:
             timed[plan.shape] = {name: UnitTimes.of(unit, job, times) for name, unit in plan.units.items()}
         units = timed[plan.shape]
-        self.seconds, host = np.zeros((layout.parts, 4, 4)), np.zeros((layout.parts, 4))
+        self.seconds = np.zeros((layout.parts, 4, 4))
         for part, some in enumerate(plan.parts):
             for name, count in some.items():
                 self.seconds[part] += count * units[name].seconds
-                host[part] += count * units[name].host_s
         self.again = self._recomputed(units)  # (parts,): of the backward pass
+        self.host, self.update_host_s = self._waits(units)
         if job.expert_overlap or layout.schedule == "dualpipe":
             self._overlap_experts()
         self.sharded = plan.work.sharded_s(self.times, self._pass_s(), units)  # (parts, 2): of FSDP, each pass
         busy = self._pass_s() + np.pad(self.sharded, ((0, 0), (0, 1)))
-        self.host = np.stack([host[:, 0], host[:, 1] + host[:, 3], host[:, 2]], axis=1)
         self.tasks = (busy + self.host).T  # (3, parts)
         self.offload_s = plan.work.activation_offload_s(self.tasks)
         self.tasks = self.tasks + self.offload_s
         self.send_s = plan.work.send_s(times)
+
+    def _waits(self, units: Mapping[Any, UnitTimes]) -> tuple[Array, Array]:
+        """What the GPU waits for the host, (parts, 3), and before the update, (parts,): the host runs ahead of a pass
+        whose kernels take longer, and the GPU has what it launched then."""
+        waits, update_s = np.zeros((len(self.plan.parts), 3)), np.zeros(len(self.plan.parts))
+        machine = calibrated_host(self.job.stack.host, self.times.conditions) if self.job.stack.host else None
+        for part, some in enumerate(self.plan.parts):
+            order = sorted(some.items(), key=lambda each: each[0] == "head")
+            host = gpu = 0.0
+            for at, mine, passes in ((0, order, [0]), (1, order[::-1], [1, 2, 3])):
+                busy, start = 0.0, gpu
+                for name, count in mine:
+                    unit = units[name]
+                    host += count * float(unit.host_s[passes].sum())
+                    own = count * float(unit.seconds[passes].sum())
+                    gpu = max(gpu + own + count * float(unit.gaps_s[passes].sum()), host)
+                    busy += own
+                waits[part, at] = gpu - start - busy
+            waits[part, 0] += sum(count * units[name].sync_s for name, count in some.items())
+            if machine:
+                tensors = sum(count * self.plan.units[name].tensors for name, count in some.items())
+                update_s[part] = max(0.0, host + machine.parameter_s * tensors - gpu)
+        return waits, update_s
 
     def _recomputed(self, units: Mapping[Any, UnitTimes]) -> Array:
         job, again = self.job, self.seconds[:, 3].sum(axis=1)
@@ -254,7 +294,8 @@ class _Stages:
         parts_s["recompute"] = count * float(self.again[mine].sum())
         parts_s["offload"] = count * float(self.offload_s[:, mine].sum()) + work.optimizer_offload_s()
         parts_s["optimizer"] = max(update_s)
-        parts_s["host"] = count * float(self.host[mine].sum()) + job.stack.step_s
+        step_s = calibrated_host(job.stack.host, self.times.conditions).step_s if job.stack.host else job.stack.step_s
+        parts_s["host"] = count * float(self.host[mine].sum()) + float(self.update_host_s[mine].sum()) + step_s
         schedule_s, free_s = max(ends[0]), max(ends[1])
         parts_s["pipeline"] = schedule_s - free_s
         parts_s["bubble"] = max(0.0, free_s - count * float(per_stage[slowest].sum()))
