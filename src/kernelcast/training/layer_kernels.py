@@ -97,7 +97,7 @@ class LayerKernels:
         self.width_bytes = find_dtype(self.vectors).act_bytes
         self.narrow = job.precision.scaling != ""
         self.adapted = job.lora is not None
-        self.joined = self.stack.joined_projections or job.model.model_type in self.stack.joined_models
+        self.joins = self.stack.joined_projections or job.model.model_type in self.stack.joined_models
         self.drops = dict(self.stack.dropout).get(job.model.model_type, "").split()
         self.modules: tuple[str, ...] = ()
         self.norm_op = job.model.layers[0].layer.norms.op
@@ -258,6 +258,8 @@ class LayerKernels:
             values = ACCUMULATION * (2 * each - 2.0) / self.width_bytes
         else:
             values = (2 * each + self.width_bytes) / self.width_bytes * (self.layout.micro_batches > 1)
+        if not values:
+            return
         call, moved = self.moved(n, k, values)
         self.back(part, call, moved * count, float(not self.stack.fused_gradient_accumulation), weight=True)
 

@@ -111,7 +111,7 @@ class Builder(LayerKernels):
         inter = block.inter // self.tp if shard else block.inter
         if not inter:
             raise KernelcastError(f"tp {self.tp} cannot shard an MLP of width {block.inter}")
-        joined = self.joined or not block.gated
+        joined = self.joins or not block.gated
         self.linear(part, block.up_width // block.inter * inter if joined else inter, self.hidden, target="fc1",
                     count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather, bias=block.bias,
                     behind_norm=True)  # fmt: skip
@@ -142,7 +142,7 @@ class Builder(LayerKernels):
         kept = 0 if mixer.shares_kv else 1 if mixer.values_are_keys else 2
         query = heads * dim * (2 if mixer.output_gate else 1)
         bias = mixer.qkv_bias
-        if self.joined:
+        if self.joins:
             self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv", bias=bias,
                         behind_norm=True)  # fmt: skip
         else:

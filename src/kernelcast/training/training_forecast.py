@@ -18,7 +18,7 @@ from kernelcast.training.job import TrainingJob
 from kernelcast.training.job_memory import TrainingMemory, memory
 from kernelcast.training.job_work import exchange_s
 from kernelcast.training.layer_kernels import PASSES, Pass
-from kernelcast.training.step import STEP_SPREAD
+from kernelcast.training.step import STEP_SPREAD, calibrated_host
 
 if TYPE_CHECKING:
     from kernelcast.training.transformer_step import Plan
@@ -65,10 +65,14 @@ class TrainingForecast:
 
     @cached_property
     def interval(self) -> Interval:
-        """Of the kernels, and of whole steps as such runs were measured."""
+        """Of the kernels, of the host where the GPU waits for it, and of whole steps as such runs were measured."""
         whole = joined(self.kernels)
         low, high = ((whole.value - end) / whole.value for end in (whole.low, whole.high))
-        ends = self.time_s * np.array([1.0, 1 - np.hypot(low, STEP_SPREAD[0]), 1 + np.hypot(high, STEP_SPREAD[1])])
+        low, high = np.hypot(low, STEP_SPREAD[0]), np.hypot(high, STEP_SPREAD[1])
+        if self.job.stack.host:
+            machine, waits = calibrated_host(self.job.stack.host, self.times.conditions), self.parts_s["host"] / self.time_s
+            low, high = low + (machine.faster - low) * waits, high + (machine.slower - high) * waits
+        ends = self.time_s * np.array([1.0, 1 - low, 1 + high])
         spread = EXACT if self.times.conditions.runs_measured else end_to_end().spread(self.setting)
         return Interval(*widened(ends, spread).tolist())
 

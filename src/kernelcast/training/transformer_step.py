@@ -248,7 +248,8 @@ class _Stages:
             waits[part, 0] += sum(count * units[name].sync_s for name, count in some.items())
             if machine:
                 tensors = sum(count * self.plan.units[name].tensors for name, count in some.items())
-                update_s[part] = max(0.0, host + machine.parameter_s * tensors - gpu)
+                each_s = machine.parameter_s + self.job.stack.parameter_calls * machine.python_s
+                update_s[part] = max(0.0, host + each_s * tensors - gpu)
         return waits, update_s
 
     def _recomputed(self, units: Mapping[Any, UnitTimes]) -> Array:
