@@ -20,7 +20,7 @@ from kernelcast.training.job import TrainingJob
 from kernelcast.training.layer_kernels import CONTEXT, EXPERT, PASSES, TENSOR, Pass, Unit
 from kernelcast.training.passes import Builder
 from kernelcast.training.schedules import dual_pipe_end, stage_ends
-from kernelcast.training.step import STEP, calibrated_host
+from kernelcast.training.step import SERIES, STEP, calibrated_host
 from kernelcast.training.training_forecast import TrainingForecast
 
 PARTS = (
@@ -44,20 +44,21 @@ class UnitTimes:
     def of(cls, unit: Unit, job: TrainingJob, times: Times) -> UnitTimes:
         passes = [getattr(unit, name) for name in PASSES]
         seconds = np.array([_seconds(each, job, times) for each in passes])
-        counts = np.array([_launches(each, job) for each in passes])
+        ops = np.array([_launches(each, job) for each in passes])
         gaps_s, sync_s = np.zeros(len(PASSES)), unit.syncs * job.stack.sync_s * (job.cuda_graphs != "full")
         if job.stack.host:
             machine = calibrated_host(job.stack.host, times.conditions)
-            host_s, gaps_s = _eager_s(unit, counts, job, machine), machine.gap_s * counts
+            kernels = np.array([_launches(each, job, times) for each in passes])
+            host_s, gaps_s = _eager_s(unit, ops, kernels, job, machine), machine.gap_s * kernels
         else:
-            host_s = job.stack.launch_s * counts
+            host_s = job.stack.launch_s * ops
         return cls(seconds, host_s, gaps_s, sync_s)
 
 
-def _eager_s(unit: Unit, counts: Array, job: TrainingJob, machine: Host) -> Array:
-    """Of the host, by pass: kernels, and what PyTorch and Python do beside them."""
-    forward_s, backward_s = machine.launch_s + machine.recorded_s, machine.launch_s + machine.backward_s
-    seconds = counts * np.array([forward_s, backward_s, backward_s, forward_s])
+def _eager_s(unit: Unit, ops: Array, kernels: Array, job: TrainingJob, machine: Host) -> Array:
+    """Of the host, by pass: kernels, and what PyTorch and Python do for their ops and beside them."""
+    recorded_s, backward_s = machine.recorded_s, machine.backward_s
+    seconds = kernels * machine.launch_s + ops * np.array([recorded_s, backward_s, backward_s, recorded_s])
     if not job.cuda_graphs:
         views = job.stack.linear_views
         seconds[0] += unit.linears * (views[0] * machine.view_s + job.stack.linear_calls * machine.python_s)
@@ -65,12 +66,16 @@ def _eager_s(unit: Unit, counts: Array, job: TrainingJob, machine: Host) -> Arra
     return seconds
 
 
-def _launches(one: Pass, job: TrainingJob) -> float:
-    """That the host makes one by one: none of what a CUDA graph has."""
+def _launches(one: Pass, job: TrainingJob, times: Times | None = None) -> float:
+    """Ops that the host launches one by one, none of what a CUDA graph has; with ``times`` their kernels."""
     if job.cuda_graphs == "full":
         return 0.0
     outside = ("experts", "permutation", EXPERT) if job.cuda_graphs else None
-    kernels = sum(kernel.launches for kernel in one.kernels if outside is None or kernel.part in outside)
+    kernels = sum(
+        kernel.launches * (min(times[kernel.call].launches, SERIES) if times else 1.0)
+        for kernel in one.kernels
+        if outside is None or kernel.part in outside
+    )
     return kernels + sum(len(x.launches) for x in one.exchanges if outside is None or x.part in outside)
 
 
