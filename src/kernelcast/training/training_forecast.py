@@ -18,7 +18,7 @@ from kernelcast.training.job import TrainingJob
 from kernelcast.training.job_memory import TrainingMemory, memory
 from kernelcast.training.job_work import exchange_s
 from kernelcast.training.layer_kernels import PASSES, Pass
-from kernelcast.training.step import STEP_SPREAD, calibrated_host
+from kernelcast.training.step import STEP_SPREAD
 
 if TYPE_CHECKING:
     from kernelcast.training.transformer_step import Plan
@@ -34,6 +34,7 @@ class TrainingForecast:
     times: Times = field(repr=False, compare=False)
     plan: Plan = field(repr=False, compare=False)
     slowest: int = 0  # stage
+    host_reach_s: tuple[float, ...] = ()  # how much less and more the GPU waits for a host as fast or slow as it may be
 
     @cached_property
     def time_s(self) -> float:
@@ -69,9 +70,9 @@ class TrainingForecast:
         whole = joined(self.kernels)
         low, high = ((whole.value - end) / whole.value for end in (whole.low, whole.high))
         low, high = np.hypot(low, STEP_SPREAD[0]), np.hypot(high, STEP_SPREAD[1])
-        if self.job.stack.host:
-            machine, waits = calibrated_host(self.job.stack.host, self.times.conditions), self.parts_s["host"] / self.time_s
-            low, high = low + (machine.faster - low) * waits, high + (machine.slower - high) * waits
+        if self.host_reach_s:  # where the GPU waits, its kernels take no part
+            busy = 1 - self.parts_s["host"] / self.time_s
+            low, high = np.hypot(np.array([low, high]) * busy, np.array(self.host_reach_s) / self.time_s)
         ends = self.time_s * np.array([1.0, 1 - low, 1 + high])
         spread = EXACT if self.times.conditions.runs_measured else end_to_end().spread(self.setting)
         return Interval(*widened(ends, spread).tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -223,7 +224,8 @@ class _Stages:
             for name, count in some.items():
                 self.seconds[part] += count * units[name].seconds
         self.again = self._recomputed(units)  # (parts,): of the backward pass
-        self.host, self.update_host_s = self._waits(units)
+        self.units = units
+        self.host, self.update_host_s = self._waits()
         if job.expert_overlap or layout.schedule == "dualpipe":
             self._overlap_experts()
         self.sharded = plan.work.sharded_s(self.times, self._pass_s(), units)  # (parts, 2): of FSDP, each pass
@@ -233,11 +235,15 @@ class _Stages:
         self.tasks = self.tasks + self.offload_s
         self.send_s = plan.work.send_s(times)
 
-    def _waits(self, units: Mapping[Any, UnitTimes]) -> tuple[Array, Array]:
+    @cached_property
+    def machine(self) -> Host | None:
+        return calibrated_host(self.job.stack.host, self.times.conditions) if self.job.stack.host else None
+
+    def _waits(self, slower: float = 1.0) -> tuple[Array, Array]:
         """What the GPU waits for the host, (parts, 3), and before the update, (parts,): the host runs ahead of a pass
-        whose kernels take longer, and the GPU has what it launched then."""
+        whose kernels take longer, and the GPU has what it launched then. ``slower``: the host's times so many times."""
         waits, update_s = np.zeros((len(self.plan.parts), 3)), np.zeros(len(self.plan.parts))
-        machine = calibrated_host(self.job.stack.host, self.times.conditions) if self.job.stack.host else None
+        units, machine = self.units, self.machine
         for part, some in enumerate(self.plan.parts):
             order = sorted(some.items(), key=lambda each: each[0] == "head")
             host = gpu = 0.0
@@ -245,7 +251,7 @@ class _Stages:
                 busy, start = 0.0, gpu
                 for name, count in mine:
                     unit = units[name]
-                    host += count * float(unit.host_s[passes].sum())
+                    host += slower * count * float(unit.host_s[passes].sum())
                     own = count * float(unit.seconds[passes].sum())
                     gpu = max(gpu + own + count * float(unit.gaps_s[passes].sum()), host)
                     busy += own
@@ -254,7 +260,7 @@ class _Stages:
             if machine:
                 tensors = sum(count * self.plan.units[name].tensors for name, count in some.items())
                 each_s = machine.parameter_s + self.job.stack.parameter_calls * machine.python_s
-                update_s[part] = max(0.0, host + each_s * tensors - gpu)
+                update_s[part] = max(0.0, host + slower * each_s * tensors - gpu)
         return waits, update_s
 
     def _recomputed(self, units: Mapping[Any, UnitTimes]) -> Array:
@@ -300,8 +306,7 @@ class _Stages:
         parts_s["recompute"] = count * float(self.again[mine].sum())
         parts_s["offload"] = count * float(self.offload_s[:, mine].sum()) + work.optimizer_offload_s()
         parts_s["optimizer"] = max(update_s)
-        step_s = calibrated_host(job.stack.host, self.times.conditions).step_s if job.stack.host else job.stack.step_s
-        parts_s["host"] = count * float(self.host[mine].sum()) + float(self.update_host_s[mine].sum()) + step_s
+        parts_s["host"] = self._host_s(mine)
         schedule_s, free_s = max(ends[0]), max(ends[1])
         parts_s["pipeline"] = schedule_s - free_s
         parts_s["bubble"] = max(0.0, free_s - count * float(per_stage[slowest].sum()))
@@ -309,7 +314,16 @@ class _Stages:
             max(tails) - schedule_s + gather_s[0] + count * float(self.sharded[mine].sum())
         )  # fmt: skip
         parts_s = {name: float(seconds) for name, seconds in parts_s.items()}
-        return TrainingForecast(job=job, parts_s=parts_s, times=self.times, plan=self.plan, slowest=slowest)
+        host = self.machine
+        factors = (1 - host.faster, 1 + host.slower) if host else ()
+        reach_s = tuple(abs(self._host_s(mine, each) - parts_s["host"]) for each in factors)
+        return TrainingForecast(job=job, parts_s=parts_s, times=self.times, plan=self.plan, slowest=slowest,
+                                host_reach_s=reach_s)  # fmt: skip
+
+    def _host_s(self, parts: slice, slower: float = 1.0) -> float:
+        waits, update_s = self._waits(slower) if slower != 1 else (self.host, self.update_host_s)
+        step_s = slower * self.machine.step_s if self.machine else self.job.stack.step_s
+        return self.job.layout.micro_batches * float(waits[parts].sum()) + float(update_s[parts].sum()) + step_s
 
 
 def _schedule(stages: Sequence[_Stages]) -> None:
