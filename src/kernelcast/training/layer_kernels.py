@@ -146,7 +146,7 @@ class LayerKernels:
 
     def vector(self, part: str, rows: float, cols: float, values: tuple[float, float], module: str = "",
                **sizes: int) -> None:  # fmt: skip
-        """A memory-bound kernel and its gradient, or what the stack says that a ``module`` launches; ``sizes``: that its
+        """A memory-bound kernel and its gradient, or what a ``module`` launches by the stack's data; ``sizes``: that its
         ops name beside rows and cols."""
         forward, backward = values
         if rows * cols < 1:
@@ -208,7 +208,7 @@ class LayerKernels:
             self.cast(part, rows, k, "input", behind_norm, times, inner and not column)
         self._dequantise(part, n, k, count)
         self.unit.linears += launches
-        self.unit.tensors += launches * (1 + bias)
+        self.unit.tensors += launches * (1 + bias) * (not self.adapted)
         first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
         if bias and "bias" in self.stack.kernels:
             for _ in range(round(launches)):
@@ -266,6 +266,8 @@ class LayerKernels:
     def _adapter(self, part: str, rows: float, n: int, k: int, count: float) -> None:
         """Down to the rank and up, added to the layer's output."""
         rank = self.job.lora.rank if self.job.lora else 0
+        self.unit.linears += 2
+        self.unit.tensors += 2
         dtype = self.vectors
         for out, inner in ((rank, k), (n, rank)):
             self.run(part, self.gemm(rows, out, inner, dtype), count)
@@ -316,7 +318,7 @@ class LayerKernels:
             self.unit.recompute.exchanges.append(exchange)
 
     def norm(self, rows: float = 0.0, cols: float = 0.0, op: str = "rmsnorm") -> None:
-        self.unit.tensors += 2 if op == "layernorm" else 1
+        self.unit.tensors += (2 if op == "layernorm" else 1) * (not self.adapted)
         with self.module("layernorm"):
             self.vector("norms", rows or self.outside, cols or self.hidden, _NORM[self.stack.fused_norms], op)
 

@@ -241,18 +241,20 @@ class Builder(LayerKernels):
         if self.formats.attention == "fp8":
             forward, backward = forward / FP8_ATTENTION, backward / FP8_ATTENTION
         if self.stack.kernels:
-            return self._eager_attention(given, times)
+            return self._eager_attention(given, forward, backward, times)
         call = Call.of("attention", given)
         return (self.run("attention", call, forward, times),
                 self.back("attention", call, backward * BACKWARD_ATTENTION, 3.0))  # fmt: skip
 
-    def _eager_attention(self, given: dict[str, Any], times: float) -> tuple[Kernel, Kernel]:
+    def _eager_attention(self, given: dict[str, Any], forward: float, backward: float, times: float
+                         ) -> tuple[Kernel, Kernel]:  # fmt: skip
         """As scaled_dot_product_attention runs it: other kernels with dropout, and in fp32."""
         op = "attention"
         if given["stack"] == "torch" and ("attention" in self.drops or self.vectors == "fp32"):
             op, given = "masked_attention", {**given, "bias": "none", "dropout": "attention" in self.drops}
-        backward = Call.of(f"{op}_backward", {**given, "stack": "torch"})
-        return (self.run("attention", Call.of(op, given), times, times), self.back("attention", backward, times, times))
+        gradient = Call.of(f"{op}_backward", {**given, "stack": "torch"})
+        return (self.run("attention", Call.of(op, given), forward, times),
+                self.back("attention", gradient, backward, times))  # fmt: skip
 
     def _backend(self) -> dict[str, str | None]:
         """cuDNN's kernels were measured on Hopper by PyTorch; on Blackwell TensorRT-LLM's, which reach as much, are."""
@@ -357,7 +359,11 @@ class Builder(LayerKernels):
             permutes = (permutes[0] / 2, permutes[1] / 2)
         self._dispatch(block, rows, width)
         self.unit.syncs += 1  # loads of experts decide sizes of what follows
-        sizes = {"tokens": max(1, round(rows * shard)), "topk": block.topk, "whole": max(1, round(rows * shard * width))}
+        sizes = {
+            "tokens": max(1, round(rows * shard)),
+            "topk": block.topk,
+            "whole": max(1, round(rows * shard * width)),
+        }
         self.vector("permutation", pairs, width, permutes, "dispatch", **sizes)
         local = block.experts // layout.ep
         each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)
@@ -366,7 +372,10 @@ class Builder(LayerKernels):
         if "experts" in self.stack.kernels and self.vectors != "fp32":  # which has no grouped product
             self._grouped(up, width, pairs, local)
             with self.module("moe_act"):
-                self.vector("experts", pairs, inter, _PERMUTATION[False], "experts", up=up)
+                if block.bias:
+                    self.activation("experts", pairs, inter, block.gated, clamped=True)
+                else:
+                    self.vector("experts", pairs, inter, (6.0, 6.0), "experts", up=up)
             self._grouped(width, inter, pairs, local)
         else:
             self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
@@ -389,7 +398,7 @@ class Builder(LayerKernels):
     def _grouped(self, n: int, k: int, pairs: float, groups: int) -> None:
         """Products of all experts of this rank, torch._grouped_mm."""
         self.unit.linears += 1
-        self.unit.tensors += 1
+        self.unit.tensors += not self.adapted
         sizes = {"rows": max(1, round(pairs)), "groups": groups, "dtype": self.vectors, "stack": "torch"}
         self.run("experts", Call.of("grouped_mm", {**sizes, "n": n, "k": k, "layout": "tn"}))
         self.back("experts", Call.of("grouped_mm", {**sizes, "n": k, "k": n, "layout": "nn"}))
