@@ -146,8 +146,8 @@ class LayerKernels:
 
     def vector(self, part: str, rows: float, cols: float, values: tuple[float, float], module: str = "",
                **sizes: int) -> None:  # fmt: skip
-        """A memory-bound kernel and its gradient, or what a ``module`` launches by the stack's data; ``sizes``: that its
-        ops name beside rows and cols."""
+        """A memory-bound kernel and its gradient, or what a ``module`` launches by the stack's data; ``sizes``: what
+        its ops name beside rows and cols."""
         forward, backward = values
         if rows * cols < 1:
             return
