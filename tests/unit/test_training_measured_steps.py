@@ -67,7 +67,7 @@ class Step:
 
     @property
     def development(self) -> bool:
-        """Of the half that causes were looked for in."""
+        """One of two halves, by a hash of the case."""
         return digest(f"half {self.measured.case.id}") % 2 == 0
 
 

@@ -249,11 +249,14 @@ class _Stages:
             host = gpu = 0.0
             for at, mine, passes in ((0, order, [0]), (1, order[::-1], [1, 2, 3])):
                 busy, start = 0.0, gpu
+                again = self._share_again(some) if at else 0.0
                 for name, count in mine:
-                    unit = units[name]
-                    host += slower * count * float(unit.host_s[passes].sum())
-                    own = count * float(unit.seconds[passes].sum())
-                    gpu = max(gpu + own + count * float(unit.gaps_s[passes].sum()), host)
+                    unit, runs = units[name], np.zeros(len(PASSES))
+                    runs[passes] = count
+                    runs[0] += again * count * isinstance(name, int)
+                    host += slower * float(unit.host_s @ runs)
+                    own = float(unit.seconds.sum(axis=1) @ runs)
+                    gpu = max(gpu + own + float(unit.gaps_s @ runs), host)
                     busy += own
                 waits[part, at] = gpu - start - busy
             waits[part, 0] += sum(count * units[name].sync_s for name, count in some.items())
@@ -268,12 +271,17 @@ class _Stages:
         if job.recompute.mode != "full":
             return again
         for part, some in enumerate(self.plan.parts):
-            layers = sum(count for name, count in some.items() if isinstance(name, int))
-            most = job.recompute.layers if job.recompute.method == "block" and job.recompute.layers else layers
-            share = min(1.0, most / layers) if layers else 0.0
+            share = self._share_again(some)
             for name, count in some.items():
                 again[part] += share * count * units[name].seconds[0].sum() if isinstance(name, int) else 0.0
         return again
+
+    def _share_again(self, some: Mapping[Any, int]) -> float:
+        """Of a part's layers, those that run again whole."""
+        recompute, layers = self.job.recompute, sum(count for name, count in some.items() if isinstance(name, int))
+        if recompute.mode != "full" or not layers:
+            return 0.0
+        return min(1.0, recompute.layers / layers) if recompute.method == "block" and recompute.layers else 1.0
 
     def _overlap_experts(self) -> None:
         """Dispatch and combine run beside kernels of another micro-batch."""
