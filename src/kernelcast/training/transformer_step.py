@@ -260,7 +260,7 @@ class _Stages:
                     busy += own
                 waits[part, at] = gpu - start - busy
             waits[part, 0] += sum(count * units[name].sync_s for name, count in some.items())
-            if machine:
+            if machine and self.job.cuda_graphs != "full":
                 tensors = sum(count * self.plan.units[name].tensors for name, count in some.items())
                 each_s = machine.parameter_s + self.job.stack.parameter_calls * machine.python_s
                 update_s[part] = max(0.0, host + slower * each_s * tensors - gpu)
