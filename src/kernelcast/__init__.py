@@ -48,8 +48,8 @@ _LATER = {
 __all__ = [
     "Calibration", "Conditions", "Fabric", "Gpu", "Kernel", "KernelcastError", "Prediction", "changed", "compare",
     "compare_training", "evidence", "fabric", "fabrics", "gpu", "gpu_ids", "infer", "infer_pools", "kernel",
-    "load_calibration", "model_ids", "plan", "predict", "predict_many", "predict_table", "run_step", "simulate", "trace",
-    "train", "with_cap",
+    "load_calibration", "model_ids", "plan", "predict", "predict_many", "predict_table", "run_step", "simulate",
+    "trace", "train", "with_cap",
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ new MutationObserver(() => {
 """
 
 
-@pytest.mark.slow  # a time that is measured: alone on two cores 14 answers, the last after 0.3 s
+@pytest.mark.slow  # a time that is measured: it needs a core of its own
 def test_an_answer_follows_a_slider_that_is_dragged(visit: Visit) -> None:
     """Five seconds along the slider of a model of 671B parameters: answers on the way, the last soon after the end."""
     visit.open(LARGE)

@@ -255,6 +255,13 @@ def test_gpus_lists_the_catalogue_oldest_first(run: Run) -> None:
     assert re.search(r"^h100_sxm .* hopper +132 +80 3\.35 +989 +989 +1979 +450 +700$", text, re.MULTILINE)
 
 
+def test_a_pattern_filters_the_ops(run: Run) -> None:
+    code, out, _ = run("ops", "top*k", "--json")
+    assert code == 0 and {op["op"] for op in strict(out)} == {"index_topk", "top_k_top_p_sampling", "topk"}
+    code, _, err = run("ops", "matmul")
+    assert code == 2 and "did you mean gemm, bmm?" in err
+
+
 def test_a_pattern_filters_the_gpus_by_all_of_their_names(run: Run) -> None:
     forties = {entry["id"] for entry in strict(ok(run, "gpus", "RTX 40", "--json"))}
     assert {"rtx_4060", "rtx_4070_ti_super", "rtx_4090"} <= forties

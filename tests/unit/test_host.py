@@ -58,7 +58,7 @@ def test_what_the_host_does_is_counted_where_it_does_it() -> None:
 
 
 def test_costs_are_counts_times_seconds_and_kernels_come_on_top() -> None:
-    costs_s: dict[str, Any] = {name: 10.0**-at for at, name in enumerate(COSTS, 3)}
+    costs_s: dict[str, Any] = {name: 10.0**-at for at, name in enumerate(COSTS, 3)} | {"step_s": 1e-6}
     machine = replace(host("server"), **costs_s)
     costs = launch_costs(step_of(), machine)
     first = machine.step_s + 10 * machine.python_s + machine.recorded_s
@@ -66,6 +66,14 @@ def test_costs_are_counts_times_seconds_and_kernels_come_on_top() -> None:
     step = run_step(step_of(), H200, on=machine)
     assert step.launched_s[0] == pytest.approx(first + machine.launch_s)
     assert step.launched_s[-1] == pytest.approx(costs.sum() + 6 * machine.launch_s)
+
+
+def test_a_program_does_no_more_around_few_ops_than_in_them() -> None:
+    """Ten calls of Python, an op that autograd records, and so on: a loop around them costs as much at most."""
+    machine = replace(host("server"), step_s=1.0)
+    ops = launch_costs(step_of(), replace(machine, step_s=1e-12)).sum()
+    kernels = sum(op.op_type == "kernel" for op in step_of().ops)
+    assert launch_costs(step_of(), machine).sum() == pytest.approx(2 * ops + kernels * machine.launch_s)
 
 
 def test_a_slower_host_is_in_the_interval_and_in_the_margin() -> None:

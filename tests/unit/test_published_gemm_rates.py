@@ -1,5 +1,5 @@
-"""The best matrix products of cards as others publish them: consumer, workstation and data-centre GPUs, most of which no
-fit has seen. What one card reaches under its power limit follows from its silicon, not from a sibling's share."""
+"""The best matrix products of cards as others publish them: consumer, workstation and data-centre GPUs, most of which
+no fit has seen. What one card reaches under its power limit follows from its silicon, not from a sibling's share."""
 
 from __future__ import annotations
 

@@ -308,6 +308,12 @@ def test_autocast_of_weights_in_fp32_is_on(dtype: str | None, mode: str, tmp_pat
         trace(torch.nn.Linear(4, 4), torch.randn(2, 4), precision="autocast", dtype="fp32")
 
 
+def test_a_module_s_name_is_corrected_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("")
+    with pytest.raises(KernelcastError, match=r"give the file, as in .*net\.py:build"):
+        build(TraceRequest(f"{tmp_path}/net:build"))
+
+
 def test_checkpointing_is_of_a_function_s_model_too(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     path.write_text(f"""

@@ -27,7 +27,7 @@ from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.ops.work import Array
 from kernelcast.schedule import host
-from kernelcast.schedule.timeline import COSTS, Host
+from kernelcast.schedule.timeline import COSTS, WITH_LAUNCHES, Host
 from kernelcast.tracing import MODES, trace
 from kernelcast.tracing.aten import OpSettings, op_launches
 from kernelcast.tracing.traced import Trace
@@ -108,6 +108,7 @@ def fitted(timed: Sequence[ProgramTimes], gaps: Mapping[str, float]) -> Host:
         id="measured",
         name=f"{platform.node() or 'this machine'}, Python {platform.python_version()}, PyTorch {torch.__version__}",
         **{name: float(value) for name, value in zip(COSTS, factors * prior, strict=True)},
+        **{name: getattr(usual, name) * scale for name in WITH_LAUNCHES},
         **gaps,
         faster=max(0.05, 1 - low),
         slower=max(0.05, high - 1),

@@ -253,7 +253,7 @@ class FamilyWeights:
         """How far calls are from bursts (0) to products that last (1), by their generic time."""
         at = self.encoder.names.index("launches_worth")
         octaves = values[:, at].astype(np.float64) + np.log2(sustained_start_s(target) / SHORT_S)
-        return np.clip(octaves / np.log2(LONG_S / SHORT_S), 0.0, 1.0)
+        return np.asarray(np.clip(octaves / np.log2(LONG_S / SHORT_S), 0.0, 1.0))
 
     def _known(self, nearest: Gpu, target: Gpu, choices: Mapping[str, str | None]) -> list[Gpu]:
         """Of a new generation, the GPUs to answer as: of each generation that ran such calls the most like the

@@ -2,8 +2,8 @@
 generic one itself, which is physics alone.
 
 Generic: each pipeline sustains a share of its peak; pipelines overlap well but not perfectly (a 4-norm); the launch
-floor comes on top. The shares of tensor cores and DRAM are those measured on the GPU, else the mean of its siblings, of tensor cores times
-what the boards' power allows (``hardware/clocks.py``).
+floor comes on top. The shares of tensor cores and DRAM are those measured on the GPU, else the mean of its siblings;
+of tensor cores times what the boards' power allows (``hardware/clocks.py``).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 ``v``: the voltage over that of the clock at which the silicon was rated (``silicon.toml``), half as steep as the clock
 below it. A run that lasts holds the board's limit; bursts of milliseconds, as single products are timed in, may draw
-more. Above the advertised boost clock, which is a mean of games, a card goes as its silicon allows, to the highest clock
-that the driver lists (``clock_max_hz``) at the very most.
+more. Above the advertised boost clock, which is a mean of games, a card goes as its silicon allows, at most to the
+highest clock that the driver lists (``clock_max_hz``).
 """
 
 from __future__ import annotations

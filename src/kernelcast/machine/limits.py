@@ -66,7 +66,11 @@ def tensor(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Matrix FLOPs of an SM over the SM's matrix rate."""
     if _absent(work.tensor_flops):
         return NOTHING
-    return share * work.tensor_flops * _inverse(gpu.tensor_flops_per_s(work.tensor_dtype) * gpu.clock_reserve / gpu.sm_count)
+    return (
+        share
+        * work.tensor_flops
+        * _inverse(gpu.tensor_flops_per_s(work.tensor_dtype) * gpu.clock_reserve / gpu.sm_count)
+    )
 
 
 def fma(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:

@@ -255,7 +255,8 @@ def _tile_k(gpu: Gpu, dtype: DType, product: ConvProduct) -> Array:
     """Elements of a k-step: a swizzle row, or less where a tap has fewer channels. Kernels of mma.sync gather a vector
     of channels at a time in 16 bits (cuDNN's and CUTLASS's "few channels"), without TMA's boxes."""
     gathers = gpu.instruction_path != WGMMA and dtype.act_bytes == 2
-    bytes_of_tap = np.maximum(_ALIGNED_BYTES if gathers else _LEAST_K_BYTES, 2 ** np.ceil(np.log2(product.inner * dtype.act_bytes)))
+    least = _ALIGNED_BYTES if gathers else _LEAST_K_BYTES
+    bytes_of_tap = np.maximum(least, 2 ** np.ceil(np.log2(product.inner * dtype.act_bytes)))
     return np.minimum(_TILE_K_BYTES, bytes_of_tap) / dtype.act_bytes
 
 

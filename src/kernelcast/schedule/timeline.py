@@ -125,8 +125,6 @@ class Host:
     name: str
     step_s: float  # a step, whatever it does
     launch_s: float  # a kernel, with its share of the op that launches it
-    series_s: float  # each of the many kernels that one op launches from a loop of its own
-    compiled_s: float  # a call of a compiled step: guards, and the wrapper around its kernels
     view_s: float  # an op of the forward pass that launches none
     python_s: float  # a call of a Python function of the program, beside its ops
     recorded_s: float  # what autograd adds to an op of the forward pass
@@ -139,17 +137,20 @@ class Host:
     faster: float  # share of its time that it may need less, eight times of ten
     slower: float  # and more
     sources: tuple[tuple[str, str], ...]
+    series_s: float = 0.0  # each of the many kernels that one op launches from a loop of its own; 0: as launch_s
+    compiled_s: float = 0.0  # a call of a compiled step: guards, and the wrapper around its kernels
 
     def scaled(self, scale: Scale) -> Host:
         """As measured runs found it: its launches so many times as long, and how sure that is."""
         if scale == UNSCALED:
             return self
-        costs: dict[str, Any] = {name: getattr(self, name) * scale.factor for name in COSTS}
+        costs: dict[str, Any] = {name: getattr(self, name) * scale.factor for name in (*COSTS, *WITH_LAUNCHES)}
         faster, slower = 1 - (1 - self.faster) ** scale.reach, (1 + self.slower) ** scale.reach - 1
         return replace(self, **costs, faster=faster, slower=slower)
 
 
-COSTS = ("step_s", "launch_s", "series_s", "compiled_s", "view_s", "python_s", "recorded_s", "backward_s", "backward_view_s", "parameter_s")
+COSTS = ("step_s", "launch_s", "view_s", "python_s", "recorded_s", "backward_s", "backward_view_s", "parameter_s")
+WITH_LAUNCHES = ("series_s", "compiled_s")  # no program of `kernelcast collect --host` has them: scaled like launches
 
 
 def host_ids() -> list[str]:

@@ -87,6 +87,8 @@ def build(request: TraceRequest) -> BuiltModel:
         return _from_file(Path(path), function, request)
     if request.what.endswith(".py"):
         raise KernelcastError(f"{request.what}: which function builds the model? give it as {request.what}:build")
+    if colon and Path(f"{path}.py").is_file():
+        raise KernelcastError(f"{request.what}: give the file, as in {path}.py:{function}")
     return _from_config(request)
 
 

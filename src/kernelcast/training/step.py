@@ -134,12 +134,14 @@ def launch_costs(trace: Trace, machine: Host) -> Array:
     costs["step_s"] = np.minimum(costs["step_s"], ops_s)
     if trace.compiled:
         costs["compiled_s"] = machine.compiled_s * (np.arange(len(trace.ops)) == 0)
-    return np.sum(list(costs.values()), axis=0)
+    total: Array = np.sum(list(costs.values()), axis=0)
+    return total
 
 
-def launching_s(launches: int, machine: Host) -> float:
+def launching_s(launches: float, machine: Host) -> float:
     """Host time of the kernels that one op launches; a series of them costs the op itself once."""
-    return machine.launch_s * min(launches, SERIES) + machine.series_s * max(0, launches - SERIES)
+    each_s = machine.series_s or machine.launch_s
+    return machine.launch_s * min(launches, SERIES) + each_s * max(0, launches - SERIES)
 
 
 @dataclass(frozen=True)

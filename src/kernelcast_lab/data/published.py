@@ -129,8 +129,6 @@ def offline_throughput(row: Row) -> Mapping[str, Any]:
                            **requests}}  # fmt: skip
 
 
-
-
 # ---- PyTorch models ----
 def vision_model(row: Row) -> Mapping[str, Any]:
     """Steps of timm models in fp16 autocast, with PyTorch of any release answered as that of today."""

@@ -53,7 +53,7 @@ _COUNTS: Mapping[str, tuple[int, int]] = {
     "expert_tp": (1, 1024), "zero": (0, 3), "virtual_stages": (1, 1024), "lora_rank": (1, 65_536),
     "chunk": (0, 16_777_216), "tp": (1, 1024), "pp": (1, 1024), "dp": (1, 1024), "ep": (1, 1024),
     "images": (0, 1024), "image_size": (1, 65_536), "micro_batches": (1, 1024), "draft_tokens": (0, 64),
-    "dp_size": (1, 1024),    "redundant_experts": (0, 4096), "gpus_per_node": (1, 1024), "max_gpus": (1, 1024),
+    "dp_size": (1, 1024), "redundant_experts": (0, 4096), "gpus_per_node": (1, 1024), "max_gpus": (1, 1024),
     "num_prompts": (1, MAX_REQUESTS), "max_concurrency": (1, MAX_REQUESTS), "seed": (0, 2**32 - 1),
     "num_prefixes": (1, MAX_REQUESTS),
     "num_groups": (1, MAX_REQUESTS), "prompts_per_group": (1, MAX_REQUESTS), "max_num_seqs": (1, 65_536),
