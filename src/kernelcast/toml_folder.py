@@ -58,7 +58,7 @@ def read_from(folder: Path, cls: type[T], name: str) -> T:
     a file without one only fields with a default may be left out."""
     path = folder / f"{name.lower()}.toml"
     raw = _read(folder, cls, name)
-    known = {field.name: field.default is MISSING for field in fields(cls) if field.name != "id"}
+    known = {x.name: x.default is x.default_factory is MISSING for x in fields(cls) if x.name != "id"}
     missing = sorted(name for name, needed in known.items() if needed and name not in raw)
     extra = sorted(set(raw) - set(known))
     if missing or extra:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kernelcast.toml_folder import ids_in, read_from
 
@@ -35,15 +37,26 @@ class TrainingStack:
     attention_slowdown: tuple[float, float]  # of its kernels over that backend's: forward, backward
     bucket_parameters: float  # gradients that are sent together, parameters that are gathered together
     interference: float  # share of their speed that kernels lose beside a collective
-    launch_s: float  # host time of a kernel where no graph runs
-    step_s: float  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation
     skew_s: float  # that ranks wait for the last of them at a collective, where the host launches one by one
     sync_s: float  # that a layer of experts waits for the host to learn how many tokens came to each
     reserved_bytes: float  # CUDA context, NCCL buffers, cuBLAS workspaces
     sources: tuple[tuple[str, str], ...]
+    launch_s: float = 0.0  # host time of a kernel where no graph runs, where no ``host`` is named
+    step_s: float = 0.0  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation
+    host: str = ""  # a measured one (``stacks/hosts``), whose costs are those of PyTorch's eager ops
+    linear_views: tuple[float, float] = (0.0, 0.0)  # ops without a kernel of a linear layer: forward, backward
+    linear_calls: float = 0.0  # of Python functions, of a linear layer
+    parameter_calls: float = 0.0  # the same, of a tensor of parameters in the update
+    gradient_passes: float = 2.0  # over gradients beside the update: their norm; cleared for the next step
+    joined_models: tuple[str, ...] = ()  # model types whose q, k and v are one product all the same
+    dropout: tuple[tuple[str, str], ...] = ()  # where model types have it: embedding, residual, attention
+    kernels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = field(default_factory=dict, hash=False)
+    # by module and pass: the ops that eager code launches; without them a module is timed by the bytes it moves
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "attention_slowdown", tuple(self.attention_slowdown))
+        for name in ("attention_slowdown", "linear_views", "joined_models"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "kernels", dict(self.kernels))
 
 
 def training_stack_ids() -> list[str]:

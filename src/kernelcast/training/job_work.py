@@ -230,7 +230,13 @@ class Work:
     @cached_property
     def update_calls(self) -> list[Call]:
         op = {"sgd": "sgd", "sgd_momentum": "sgd"}.get(self.job.optimizer, "adamw")
-        given = {"elements": _ELEMENTS, "dtype": "fp32", "stack": "torch"}
+        formats = self.job.precision
+        dtypes = {"dtype": "fp32"}
+        if not formats.main_parameter_bytes and formats.parameter_bytes < 4:  # the weights themselves are updated
+            dtypes = {"dtype": formats.activations}
+            if op == "adamw":
+                dtypes["state_dtype"] = formats.activations if formats.state_bytes <= 4 else "fp32"
+        given = {"elements": _ELEMENTS, **dtypes, "stack": "torch"}
         copy = {"rows": _ELEMENTS >> 12, "cols": 1 << 12, "dtype": "fp32", "stack": "torch"}
         calls = [Call.of(op, given), Call.of("copy", copy)]
         if self.job.optimizer == "muon":
@@ -260,7 +266,7 @@ class Work:
             if self.job.offload.optimizer:
                 seconds = 0.0
             held = owned if self.layout.zero >= 2 else whole
-            moved = owned * formats.gradient_bytes + held * formats.gradient_bytes  # the norm; cleared
+            moved = (owned + held) / 2 * formats.gradient_bytes * self.job.stack.gradient_passes
             moved += (
                 owned * (formats.main_parameter_bytes + formats.parameter_bytes) * bool(formats.main_parameter_bytes)
             )

@@ -8,8 +8,9 @@ many bytes as they move.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.hardware.gpu import WGMMA
@@ -69,12 +70,15 @@ class Pass:
 
 @dataclass
 class Unit:
-    """The passes of a layer, of the embedding, or of the head. ``syncs``: of the host with the GPU, forward."""
+    """The passes of a layer, of the embedding, or of the head. ``syncs``: of the host with the GPU, forward. What the
+    host calls beside kernels goes with ``linears`` and ``tensors``."""
 
     forward: Pass = field(default_factory=Pass)
     backward: Pass = field(default_factory=Pass)  # dgrad
     wgrad: Pass = field(default_factory=Pass)
     syncs: int = 0
+    linears: float = 0.0
+    tensors: float = 0.0  # of parameters
     recompute: Pass = field(default_factory=Pass)  # selective; whole layers run their forward pass again
 
 
@@ -93,7 +97,10 @@ class LayerKernels:
         self.width_bytes = find_dtype(self.vectors).act_bytes
         self.narrow = job.precision.scaling != ""
         self.adapted = job.lora is not None
+        self.joins = self.stack.joined_projections or job.model.model_type in self.stack.joined_models
+        self.drops = dict(self.stack.dropout).get(job.model.model_type, "").split()
         self.modules: tuple[str, ...] = ()
+        self.norm_op = job.model.layers[0].layer.norms.op
         self.unit = Unit()
 
     # ---- kernels ----
@@ -137,15 +144,33 @@ class LayerKernels:
                                 "stack": "torch"})  # fmt: skip
         return call, OVER_COPY * values / 2
 
-    def vector(self, part: str, rows: float, cols: float, values: tuple[float, float]) -> None:
-        """A memory-bound kernel and its gradient."""
+    def vector(self, part: str, rows: float, cols: float, values: tuple[float, float], module: str = "",
+               **sizes: int) -> None:  # fmt: skip
+        """A memory-bound kernel and its gradient, or what a ``module`` launches by the stack's data; ``sizes``: what
+        its ops name beside rows and cols."""
         forward, backward = values
         if rows * cols < 1:
+            return
+        if module in self.stack.kernels:
+            known = {"rows": max(1, round(rows)), "cols": max(1, round(cols)), **sizes}
+            for name, emit in (("forward", self.run), ("backward", self.back))[: 1 + (backward > 0)]:
+                for given in self.stack.kernels[module][name]:
+                    self._launch(emit, part, given, known)
             return
         call, count = self.moved(rows, cols, forward)
         self.run(part, call, count, max(1.0, forward / 3))
         if backward:
             self.back(part, call, count * backward / forward, max(1.0, backward / 3))
+
+    def _launch(self, emit: Callable[..., Kernel], part: str, given: Mapping[str, Any], sizes: dict[str, int]) -> None:
+        """One op of a module. A cast to the same format launches nothing."""
+        named: dict[str, Any] = {"activations": self.vectors, **sizes}
+        shape = {} if "tokens" in given else {name: sizes[name] for name in ("rows", "cols")}
+        own = {name: value for name, value in given.items() if name not in ("op", "times")}
+        own |= {k: named[v] for k, v in own.items() if k != "axis" and isinstance(v, str) and v in named}
+        call = Call.of(given["op"], {"dtype": self.vectors, "stack": "torch", **shape, **own})
+        if call.op != "copy" or own.get("to") != call.arguments["dtype"]:
+            emit(part, call, given.get("times", 1.0), given.get("times", 1.0))
 
     def gemm(self, m: float, n: float, k: float, dtype: str, layout: str = "tn") -> Call:
         """Narrow formats are multiplied with both operands K-major: they are cast in both layouts."""
@@ -182,8 +207,13 @@ class LayerKernels:
         if narrow:
             self.cast(part, rows, k, "input", behind_norm, times, inner and not column)
         self._dequantise(part, n, k, count)
+        self.unit.linears += launches
+        self.unit.tensors += launches * (1 + bias) * (not self.adapted)
         first = self.run(part, self.gemm(rows, n, k, forward), count, launches)
-        if bias and not self.stack.fused_activation:  # its gradient, which others join to the product or to a cast
+        if bias and "bias" in self.stack.kernels:
+            for _ in range(round(launches)):
+                self.vector(part, rows, n, (0.0, 1.0), "bias")
+        elif bias and not self.stack.fused_activation:  # its gradient, which others join to the product or to a cast
             call, moved = self.moved(rows, n, 1.0)
             self.back(part, call, moved * count)
         if narrow:
@@ -228,12 +258,16 @@ class LayerKernels:
             values = ACCUMULATION * (2 * each - 2.0) / self.width_bytes
         else:
             values = (2 * each + self.width_bytes) / self.width_bytes * (self.layout.micro_batches > 1)
+        if not values:
+            return
         call, moved = self.moved(n, k, values)
         self.back(part, call, moved * count, float(not self.stack.fused_gradient_accumulation), weight=True)
 
     def _adapter(self, part: str, rows: float, n: int, k: int, count: float) -> None:
         """Down to the rank and up, added to the layer's output."""
         rank = self.job.lora.rank if self.job.lora else 0
+        self.unit.linears += 2
+        self.unit.tensors += 2
         dtype = self.vectors
         for out, inner in ((rank, k), (n, rank)):
             self.run(part, self.gemm(rows, out, inner, dtype), count)
@@ -283,15 +317,32 @@ class LayerKernels:
         if name == "forward" and self.again:
             self.unit.recompute.exchanges.append(exchange)
 
-    def norm(self, rows: float = 0.0, cols: float = 0.0) -> None:
+    def norm(self, rows: float = 0.0, cols: float = 0.0, op: str = "rmsnorm") -> None:
+        self.unit.tensors += (2 if op == "layernorm" else 1) * (not self.adapted)
         with self.module("layernorm"):
-            self.vector("norms", rows or self.outside, cols or self.hidden, _NORM[self.stack.fused_norms])
+            self.vector("norms", rows or self.outside, cols or self.hidden, _NORM[self.stack.fused_norms], op)
+
+    def dropout(self, where: str, rows: float, cols: float) -> None:
+        if where in self.drops:
+            self.vector("residual", rows, cols, (2.5, 2.5), "dropout")
 
     def residual(self) -> None:
-        self.vector("residual", self.outside, self.hidden, _RESIDUAL[self.stack.fused_residual])
+        self.dropout("residual", self.outside, self.hidden)
+        self.vector("residual", self.outside, self.hidden, _RESIDUAL[self.stack.fused_residual], "residual")
 
-    def activation(self, part: str, rows: float, width: int, gated: bool, clamped: bool = False) -> None:
+    def fork(self, readers: float) -> None:
+        """Gradients of so many layers that read the same tensor, added."""
+        for _ in range(round(readers) - 1 if "fork" in self.stack.kernels else 0):
+            self.vector("residual", self.outside, self.hidden, (0.0, 3.0), "fork")
+
+    def activation(self, part: str, rows: float, width: int, gated: bool, clamped: bool = False,
+                   name: str = "") -> None:  # fmt: skip
         values = (_GATED if gated else _PLAIN)[self.stack.fused_activation]
         if clamped:  # gpt-oss, the only experts with biases
             values = _CLAMPED
-        self.vector(part, rows, width, values)
+        if clamped or not self.stack.kernels:
+            self.vector(part, rows, width, values)
+            return
+        self.vector(part, rows, width, _PLAIN[False], name if name in self.stack.kernels else "gelu")
+        if gated:
+            self.vector(part, rows, width, _RESIDUAL[False], "gate")

@@ -50,7 +50,10 @@ class Builder(LayerKernels):
     def embedding(self) -> Unit:
         self.unit = unit = Unit()
         forward, backward = _EMBEDDING
-        self.vector("embedding", self.outside, self.hidden, (forward, 0.0 if self.adapted else backward))
+        self.vector("embedding", self.outside, self.hidden, (forward, 0.0 if self.adapted else backward), "embedding",
+                    vocab=-(-self.model.vocab // self.tp))  # fmt: skip
+        unit.tensors += 1
+        self.dropout("embedding", self.outside, self.hidden)
         if self.tp > 1:  # the table is sharded over tokens' ids
             size = self.tokens * self.hidden * self.width_bytes
             self._exchange("forward", "reduce_scatter" if self.apart else "all_reduce", size)
@@ -61,10 +64,12 @@ class Builder(LayerKernels):
     def head(self) -> Unit:
         """The last norm, logits, and the loss over them."""
         self.unit = unit = Unit()
-        self.norm()
+        self.norm(op=self.model.final_norm or self.norm_op)
         vocab = -(-self.model.vocab // self.tp)
         self.linear("head", vocab, self.hidden, narrow=False)
-        self.vector("loss", self.tokens, vocab, _LOSS[self.stack.fused_cross_entropy])
+        self.vector("loss", self.tokens, vocab, _LOSS[self.stack.fused_cross_entropy], f"loss_{self.model.kind}")
+        if self.model.tied_embeddings and "fork" in self.stack.kernels:  # gradients of the table's two uses
+            self.vector("embedding", vocab, self.hidden, (0.0, 0.0 if self.adapted else 3.0), "fork")
         return unit
 
     def layer(self, layer: Layer) -> Unit:
@@ -74,14 +79,15 @@ class Builder(LayerKernels):
         return unit
 
     def _sublayers(self, layer: Layer) -> None:
+        norm = self.norm_op = layer.norms.op
         if layer.attention is not None:
-            self.norm()
+            self.norm(op=norm)
             self.mixer(layer.attention)
             if layer.norms.behind:
-                self.norm()
+                self.norm(op=norm)
             self.residual()
         if layer.mlp is not None:
-            self.norm()
+            self.norm(op=norm)
             if isinstance(layer.mlp, Dense):
                 with self.module("mlp"):
                     self.dense(layer.mlp, "mlp")
@@ -89,7 +95,7 @@ class Builder(LayerKernels):
                 with self.module("moe"):
                     self.experts(layer.mlp)
             if layer.norms.behind:
-                self.norm()
+                self.norm(op=norm)
             self.residual()
 
     def joined(self) -> Unit:
@@ -105,12 +111,13 @@ class Builder(LayerKernels):
         inter = block.inter // self.tp if shard else block.inter
         if not inter:
             raise KernelcastError(f"tp {self.tp} cannot shard an MLP of width {block.inter}")
-        joined = self.stack.joined_projections or not block.gated
+        joined = self.joins or not block.gated
         self.linear(part, block.up_width // block.inter * inter if joined else inter, self.hidden, target="fc1",
                     count=1.0 if joined else 2.0, launches=1.0 if joined else 2.0, gather=gather, bias=block.bias,
                     behind_norm=True)  # fmt: skip
+        self.fork(1 if joined else 2)
         with self.module("mlp_act" if part == "mlp" else "shared_experts"):
-            self.activation(part, self.tokens, inter, block.gated)
+            self.activation(part, self.tokens, inter, block.gated, name=block.activation)
         self.linear(part, self.hidden, inter, target="fc2", column=False, gather=gather, bias=block.bias)
 
     # ---- mixers ----
@@ -134,19 +141,17 @@ class Builder(LayerKernels):
         heads, kv_heads, dim = mixer.q_heads // self.tp, max(1, mixer.kv_heads // self.tp), mixer.head_dim
         kept = 0 if mixer.shares_kv else 1 if mixer.values_are_keys else 2
         query = heads * dim * (2 if mixer.output_gate else 1)
-        if self.stack.joined_projections:
-            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv", bias=mixer.qkv_bias,
+        bias = mixer.qkv_bias
+        if self.joins:
+            self.linear("projections", query + kept * kv_heads * dim, self.hidden, target="qkv", bias=bias,
                         behind_norm=True)  # fmt: skip
         else:
-            self.linear("projections", query, self.hidden, target="qkv", behind_norm=True)
+            self.linear("projections", query, self.hidden, target="qkv", behind_norm=True, bias=bias)
             if kept:
                 self.linear("projections", kv_heads * dim, self.hidden, target="qkv", count=kept, launches=kept,
-                            gather=False)  # fmt: skip
-        width = heads * dim + (0 if mixer.shares_kv else kv_heads * dim)
-        if mixer.qk_norm != "none":
-            self.norm(self.tokens, width)
-        if mixer.rope:
-            self.vector("rotary", self.tokens, width, _ROPE[self.stack.fused_rope])
+                            gather=False, bias=bias)  # fmt: skip
+            self.fork(1 + kept)
+        self._heads(mixer, heads, 0 if mixer.shares_kv else kv_heads)
         with self.module("core_attn"):
             window = mixer.window or 0
             self.core(heads, kv_heads, dim, dim, window, mixer.chunked)
@@ -154,6 +159,22 @@ class Builder(LayerKernels):
             self.vector("activation", self.tokens, heads * dim, (3.0, 5.0))
         self.linear("projections", self.hidden, heads * dim, target="proj", column=False,
                     bias=mixer.out_bias)  # fmt: skip
+
+    def _heads(self, mixer: SelfAttention, heads: int, kv_heads: int) -> None:
+        """Norms and rotations of queries and keys: one kernel for both, or each their own."""
+        dim = mixer.head_dim
+        if not self.stack.kernels:
+            width = (heads + kv_heads) * dim
+            if mixer.qk_norm != "none":
+                self.norm(self.tokens, width)
+            if mixer.rope:
+                self.vector("rotary", self.tokens, width, _ROPE[self.stack.fused_rope])
+            return
+        for count in filter(None, (heads, kv_heads)):
+            if mixer.qk_norm != "none":
+                self.norm(self.tokens * count, dim, self.norm_op)
+            if mixer.rope:
+                self.vector("rotary", self.tokens * count, dim, _ROPE[False], "rope", half=max(1, dim // 2))
 
     def latent(self, mixer: LatentAttention) -> None:
         """Down projections are replicated, up projections sharded by heads; heads are expanded in training."""
@@ -219,9 +240,21 @@ class Builder(LayerKernels):
         forward, backward = (slower * times * (dim + value_dim) / (2 * dim) for slower in self.stack.attention_slowdown)
         if self.formats.attention == "fp8":
             forward, backward = forward / FP8_ATTENTION, backward / FP8_ATTENTION
+        if self.stack.kernels:
+            return self._eager_attention(given, forward, backward, times)
         call = Call.of("attention", given)
         return (self.run("attention", call, forward, times),
                 self.back("attention", call, backward * BACKWARD_ATTENTION, 3.0))  # fmt: skip
+
+    def _eager_attention(self, given: dict[str, Any], forward: float, backward: float, times: float
+                         ) -> tuple[Kernel, Kernel]:  # fmt: skip
+        """As scaled_dot_product_attention runs it: other kernels with dropout, and in fp32."""
+        op = "attention"
+        if given["stack"] == "torch" and ("attention" in self.drops or self.vectors == "fp32"):
+            op, given = "masked_attention", {**given, "bias": "none", "dropout": "attention" in self.drops}
+        gradient = Call.of(f"{op}_backward", {**given, "stack": "torch"})
+        return (self.run("attention", Call.of(op, given), forward, times),
+                self.back("attention", gradient, backward, times))  # fmt: skip
 
     def _backend(self) -> dict[str, str | None]:
         """cuDNN's kernels were measured on Hopper by PyTorch; on Blackwell TensorRT-LLM's, which reach as much, are."""
@@ -316,7 +349,7 @@ class Builder(LayerKernels):
         layout, width = self.layout, block.width(self.hidden)
         rows = self.tokens / self.tp if layout.tp > 1 else self.tokens  # tokens that this rank routes
         self.linear("router", block.experts, self.hidden, rows=rows, narrow=False, gather=False)
-        self.vector("router", rows, block.experts, (6.0, 6.0))  # scores, top-k, probabilities, in fp32
+        self.vector("router", rows, block.experts, (6.0, 6.0), "router", topk=block.topk)  # scores, top-k, in fp32
         if block.latent:
             self.linear("experts", width, self.hidden, rows=rows, gather=False)
         shard = layout.expert_tp
@@ -326,27 +359,53 @@ class Builder(LayerKernels):
             permutes = (permutes[0] / 2, permutes[1] / 2)
         self._dispatch(block, rows, width)
         self.unit.syncs += 1  # loads of experts decide sizes of what follows
-        self.vector("permutation", pairs, width, permutes)
+        sizes = {
+            "tokens": max(1, round(rows * shard)),
+            "topk": block.topk,
+            "whole": max(1, round(rows * shard * width)),
+        }
+        self.vector("permutation", pairs, width, permutes, "dispatch", **sizes)
         local = block.experts // layout.ep
         each, inter = pairs / local * self.job.imbalance(block), max(1, block.inter // shard)
         launches = float(local) * (LOOP if self.stack.grouped_gemm else 1.0)
         up = inter * (2 if block.gated else 1)
-        self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
-                    gather=False, inner=True)  # fmt: skip
-        with self.module("moe_act"):
-            if not self.stack.fused_experts:  # else part of the products, with the bias
-                self.activation("experts", pairs, inter, block.gated, clamped=block.bias)
-        self.linear("experts", width, inter, rows=max(1.0, each), target="fc2", count=local, launches=launches,
-                    column=False, gather=False, inner=True)  # fmt: skip
+        if "experts" in self.stack.kernels and self.vectors != "fp32":  # which has no grouped product
+            self._grouped(up, width, pairs, local)
+            with self.module("moe_act"):
+                if block.bias:
+                    self.activation("experts", pairs, inter, block.gated, clamped=True)
+                else:
+                    self.vector("experts", pairs, inter, (6.0, 6.0), "experts", up=up)
+            self._grouped(width, inter, pairs, local)
+        else:
+            self.linear("experts", up, width, rows=max(1.0, each), target="fc1", count=local, launches=launches,
+                        gather=False, inner=True)  # fmt: skip
+            with self.module("moe_act"):
+                if not self.stack.fused_experts:  # else part of the products, with the bias
+                    self.activation("experts", pairs, inter, block.gated, block.bias, block.activation)
+            self.linear("experts", width, inter, rows=max(1.0, each), target="fc2", count=local, launches=launches,
+                        column=False, gather=False, inner=True)  # fmt: skip
         for cols in (up, width) if block.bias and not self.stack.fused_experts else ():
             self.vector("experts", pairs, cols, _EXPERT_BIAS)
-        self.vector("permutation", pairs, width, permutes)
+        self.vector("permutation", pairs, width, permutes, "combine", **sizes)
         if block.latent:
             self.linear("experts", self.hidden, width, rows=rows, gather=False)
         if block.shared:
             with self.module("shared_experts"):
                 self.dense(block.shared, "shared experts")
             self.vector("residual", self.outside, self.hidden, (3.0, 2.0))
+
+    def _grouped(self, n: int, k: int, pairs: float, groups: int) -> None:
+        """Products of all experts of this rank, torch._grouped_mm."""
+        self.unit.linears += 1
+        self.unit.tensors += not self.adapted
+        sizes = {"rows": max(1, round(pairs)), "groups": groups, "dtype": self.vectors, "stack": "torch"}
+        self.run("experts", Call.of("grouped_mm", {**sizes, "n": n, "k": k, "layout": "tn"}))
+        self.back("experts", Call.of("grouped_mm", {**sizes, "n": k, "k": n, "layout": "nn"}))
+        if not self.adapted:
+            weights = Call.of("grouped_mm", {**sizes, "n": k, "k": n, "layout": "nt"})
+            self.back("experts", weights, weight=True)
+            self._accumulate("experts", n, k, groups)
 
     def _dispatch(self, block: Experts, rows: float, width: int) -> None:
         """Tokens to the ranks of their experts, and results back; the gradients go the same ways."""

@@ -34,6 +34,7 @@ class TrainingForecast:
     times: Times = field(repr=False, compare=False)
     plan: Plan = field(repr=False, compare=False)
     slowest: int = 0  # stage
+    host_reach_s: tuple[float, ...] = ()  # how much less and more the GPU waits for a host as fast or slow as it may be
 
     @cached_property
     def time_s(self) -> float:
@@ -60,10 +61,14 @@ class TrainingForecast:
 
     @cached_property
     def interval(self) -> Interval:
-        """Of the kernels, and of whole steps as such runs were measured."""
+        """Of the kernels, of the host where the GPU waits for it, and of whole steps as such runs were measured."""
         whole = joined(self.kernels)
         low, high = ((whole.value - end) / whole.value for end in (whole.low, whole.high))
-        ends = self.time_s * np.array([1.0, 1 - np.hypot(low, STEP_SPREAD[0]), 1 + np.hypot(high, STEP_SPREAD[1])])
+        low, high = np.hypot(low, STEP_SPREAD[0]), np.hypot(high, STEP_SPREAD[1])
+        if self.host_reach_s:  # where the GPU waits, its kernels take no part
+            busy = 1 - self.parts_s["host"] / self.time_s
+            low, high = np.hypot(np.array([low, high]) * busy, np.array(self.host_reach_s) / self.time_s)
+        ends = self.time_s * np.array([1.0, 1 - low, 1 + high])
         spread = EXACT if self.times.conditions.runs_measured else end_to_end().spread(self.setting)
         return Interval(*widened(ends, spread).tolist())
 

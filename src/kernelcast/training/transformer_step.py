@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import root_of
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
+from kernelcast.schedule import Host
 from kernelcast.training import job_work
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.layer_kernels import CONTEXT, EXPERT, PASSES, TENSOR, Pass, Unit
 from kernelcast.training.passes import Builder
 from kernelcast.training.schedules import dual_pipe_end, stage_ends
-from kernelcast.training.step import STEP
+from kernelcast.training.step import SERIES, STEP, calibrated_host
 from kernelcast.training.training_forecast import TrainingForecast
 
 PARTS = (
@@ -33,27 +35,49 @@ _BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, w
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """Seconds of a unit by pass and by kind, (4, 4), and by pass what the GPU waits for the host's launches."""
+    """Seconds of a unit by pass and by kind, (4, 4); by pass those of the host, and of gaps between kernels."""
 
     seconds: Array
     host_s: Array
+    gaps_s: Array
+    sync_s: float  # of the host with the GPU, forward
 
     @classmethod
     def of(cls, unit: Unit, job: TrainingJob, times: Times) -> UnitTimes:
         passes = [getattr(unit, name) for name in PASSES]
         seconds = np.array([_seconds(each, job, times) for each in passes])
-        host_s = np.array([_launches(each, job) for each in passes]) * job.stack.launch_s
-        waits_s = np.maximum(0.0, host_s - seconds.sum(axis=1))
-        waits_s[0] += unit.syncs * job.stack.sync_s * (job.cuda_graphs != "full")
-        return cls(seconds, waits_s)
+        ops = np.array([_launches(each, job) for each in passes])
+        gaps_s, sync_s = np.zeros(len(PASSES)), unit.syncs * job.stack.sync_s * (job.cuda_graphs != "full")
+        if job.stack.host:
+            machine = calibrated_host(job.stack.host, times.conditions)
+            kernels = np.array([_launches(each, job, times) for each in passes])
+            host_s, gaps_s = _eager_s(unit, ops, kernels, job, machine), machine.gap_s * kernels
+        else:
+            host_s = job.stack.launch_s * ops
+        return cls(seconds, host_s, gaps_s, sync_s)
 
 
-def _launches(one: Pass, job: TrainingJob) -> float:
-    """That the host makes one by one: none of what a CUDA graph has."""
+def _eager_s(unit: Unit, ops: Array, kernels: Array, job: TrainingJob, machine: Host) -> Array:
+    """Of the host, by pass: kernels, and what PyTorch and Python do for their ops and beside them."""
+    recorded_s, backward_s = machine.recorded_s, machine.backward_s
+    seconds = kernels * machine.launch_s + ops * np.array([recorded_s, backward_s, backward_s, recorded_s])
+    if not job.cuda_graphs:
+        views = job.stack.linear_views
+        seconds[0] += unit.linears * (views[0] * machine.view_s + job.stack.linear_calls * machine.python_s)
+        seconds[1] += unit.linears * views[1] * machine.backward_view_s
+    return seconds
+
+
+def _launches(one: Pass, job: TrainingJob, times: Times | None = None) -> float:
+    """Ops that the host launches one by one, none of what a CUDA graph has; with ``times`` their kernels."""
     if job.cuda_graphs == "full":
         return 0.0
     outside = ("experts", "permutation", EXPERT) if job.cuda_graphs else None
-    kernels = sum(kernel.launches for kernel in one.kernels if outside is None or kernel.part in outside)
+    kernels = sum(
+        kernel.launches * (min(times[kernel.call].launches, SERIES) if times else 1.0)
+        for kernel in one.kernels
+        if outside is None or kernel.part in outside
+    )
     return kernels + sum(len(x.launches) for x in one.exchanges if outside is None or x.part in outside)
 
 
@@ -216,27 +240,57 @@ class _Stages:
         if plan.shape not in timed:
             timed[plan.shape] = {name: UnitTimes.of(unit, job, times) for name, unit in plan.units.items()}
         units = timed[plan.shape]
-        self.seconds, host = np.zeros((layout.parts, 4, 4)), np.zeros((layout.parts, 4))
+        self.seconds = np.zeros((layout.parts, 4, 4))
         for part, some in enumerate(plan.parts):
             for name, count in some.items():
                 self.seconds[part] += count * units[name].seconds
-                host[part] += count * units[name].host_s
         self.again = self._recomputed(units)  # (parts,): of the backward pass
+        self.units = units
+        self.host, self.update_host_s = self._waits()
         if job.expert_overlap or layout.schedule == "dualpipe":
             self._overlap_experts()
         self.sharded = plan.work.sharded_s(self.times, self._pass_s(), units)  # (parts, 2): of FSDP, each pass
         busy = self._pass_s() + np.pad(self.sharded, ((0, 0), (0, 1)))
-        self.host = np.stack([host[:, 0], host[:, 1] + host[:, 3], host[:, 2]], axis=1)
         self.tasks = (busy + self.host).T  # (3, parts)
         self.offload_s = plan.work.activation_offload_s(self.tasks)
         self.tasks = self.tasks + self.offload_s
         self.send_s = plan.work.send_s(times)
 
+    @cached_property
+    def machine(self) -> Host | None:
+        return calibrated_host(self.job.stack.host, self.times.conditions) if self.job.stack.host else None
+
+    def _waits(self, slower: float = 1.0) -> tuple[Array, Array]:
+        """What the GPU waits for the host, (parts, 3), and before the update, (parts,): the host runs ahead of a pass
+        whose kernels take longer, and the GPU has what it launched then. ``slower``: the host's times so many times."""
+        waits, update_s = np.zeros((len(self.plan.parts), 3)), np.zeros(len(self.plan.parts))
+        units, machine = self.units, self.machine
+        for part, some in enumerate(self.plan.parts):
+            order = sorted(some.items(), key=lambda each: each[0] == "head")
+            host = gpu = 0.0
+            for at, mine, passes in ((0, order, [0]), (1, order[::-1], [1, 2, 3])):
+                busy, start = 0.0, gpu
+                again = self.plan.layers_again(part) if at else 0.0
+                for name, count in mine:
+                    unit, runs = units[name], np.zeros(len(PASSES))
+                    runs[passes] = count
+                    runs[0] += again * count * isinstance(name, int)
+                    host += slower * float(unit.host_s @ runs)
+                    own = float(unit.seconds.sum(axis=1) @ runs)
+                    gpu = max(gpu + own + float(unit.gaps_s @ runs), host)
+                    busy += own
+                waits[part, at] = gpu - start - busy
+            waits[part, 0] += sum(count * units[name].sync_s for name, count in some.items())
+            if machine and self.job.cuda_graphs != "full":
+                tensors = sum(count * self.plan.units[name].tensors for name, count in some.items())
+                each_s = machine.parameter_s + self.job.stack.parameter_calls * machine.python_s
+                update_s[part] = max(0.0, host + slower * each_s * tensors - gpu)
+        return waits, update_s
+
     def _recomputed(self, units: Mapping[Any, UnitTimes]) -> Array:
         again = self.seconds[:, 3].sum(axis=1)
         for part, some in enumerate(self.plan.parts):
-            if not (share := self.plan.layers_again(part)):
-                continue
+            share = self.plan.layers_again(part)
             for name, count in some.items():
                 again[part] += share * count * units[name].seconds[0].sum() if isinstance(name, int) else 0.0
         return again
@@ -272,7 +326,7 @@ class _Stages:
         parts_s["recompute"] = count * float(self.again[mine].sum())
         parts_s["offload"] = count * float(self.offload_s[:, mine].sum()) + work.optimizer_offload_s()
         parts_s["optimizer"] = max(update_s)
-        parts_s["host"] = count * float(self.host[mine].sum()) + job.stack.step_s
+        parts_s["host"] = self._host_s(mine)
         schedule_s, free_s = max(ends[0]), max(ends[1])
         parts_s["pipeline"] = schedule_s - free_s
         parts_s["bubble"] = max(0.0, free_s - count * float(per_stage[slowest].sum()))
@@ -280,7 +334,16 @@ class _Stages:
             max(tails) - schedule_s + gather_s[0] + count * float(self.sharded[mine].sum())
         )  # fmt: skip
         parts_s = {name: float(seconds) for name, seconds in parts_s.items()}
-        return TrainingForecast(job=job, parts_s=parts_s, times=self.times, plan=self.plan, slowest=slowest)
+        host = self.machine
+        factors = (1 - host.faster, 1 + host.slower) if host else ()
+        reach_s = tuple(abs(self._host_s(mine, each) - parts_s["host"]) for each in factors)
+        return TrainingForecast(job=job, parts_s=parts_s, times=self.times, plan=self.plan, slowest=slowest,
+                                host_reach_s=reach_s)  # fmt: skip
+
+    def _host_s(self, parts: slice, slower: float = 1.0) -> float:
+        waits, update_s = self._waits(slower) if slower != 1 else (self.host, self.update_host_s)
+        step_s = slower * self.machine.step_s if self.machine else self.job.stack.step_s
+        return self.job.layout.micro_batches * float(waits[parts].sum()) + float(update_s[parts].sum()) + step_s
 
 
 def _schedule(stages: Sequence[_Stages]) -> None:
