@@ -161,7 +161,7 @@ def _sharded(job: TrainingJob) -> tuple[int, ...]:
 def _fitting(jobs: Sequence[TrainingJob]) -> Iterator[TrainingJob]:
     """Those that fit. Where parameters and states alone do not, or not with everything recomputed (which needs the
     least of all ways), the other jobs of that layout are not looked at."""
-    available = jobs[0].gpu.dram_bytes - jobs[0].stack.reserved_bytes
+    available = jobs[0].gpu.dram_bytes - jobs[0].reserved_bytes
     held: dict[tuple[int, ...], bool] = {}
     recomputed: dict[tuple[TrainingLayout, int], bool] = {}
     for job in jobs:

@@ -39,7 +39,8 @@ class TrainingStack:
     interference: float  # share of their speed that kernels lose beside a collective
     skew_s: float  # that ranks wait for the last of them at a collective, where the host launches one by one
     sync_s: float  # that a layer of experts waits for the host to learn how many tokens came to each
-    reserved_bytes: float  # CUDA context, NCCL buffers, cuBLAS workspaces
+    reserved_bytes: float  # CUDA context, libraries, fragments
+    nccl_bytes: float  # buffers of communicators, where there are several GPUs
     sources: tuple[tuple[str, str], ...]
     launch_s: float = 0.0  # host time of a kernel where no graph runs, where no ``host`` is named
     step_s: float = 0.0  # host time of a step beyond launches: data, logging, the gradient norm's synchronisation

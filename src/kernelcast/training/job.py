@@ -241,6 +241,11 @@ class TrainingJob:
         return 1.0 + (2 * math.log(ranks) / (self.rank_tokens / self.layout.tp * block.topk)) ** 0.5
 
     @property
+    def reserved_bytes(self) -> float:
+        """Of a GPU, beside what PyTorch allocates."""
+        return self.stack.reserved_bytes + (self.stack.nccl_bytes if self.gpus > 1 else 0.0)
+
+    @property
     def rank_tokens(self) -> int:
         """Of a micro-batch, on the GPUs of one tensor parallel group: context parallelism shards the sequence."""
         return self.micro_batch * self.seq // self.layout.cp

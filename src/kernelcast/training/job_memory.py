@@ -219,7 +219,7 @@ class _Rank:
         moments.append(always | {"gradients": always["gradients"] + self._cast_gradients(weights)})
         worst = max(moments, key=lambda moment: sum(moment.values()))
         gpu_bytes = self.job.gpu.dram_bytes
-        return Memory({name: worst[name] for name in PARTS}, gpu_bytes, gpu_bytes - self.job.stack.reserved_bytes)
+        return Memory({name: worst[name] for name in PARTS}, gpu_bytes, gpu_bytes - self.job.reserved_bytes)
 
     def _moments(self, stage: int, parts: Sequence[_Part]) -> Iterator[dict[str, float]]:
         job, layout = self.job, self.job.layout
@@ -385,13 +385,13 @@ def held(layout: TrainingLayout, stage: int) -> tuple[Counts, Counts]:
 def memory(job: TrainingJob) -> TrainingMemory:
     """Peak memory of a rank of each stage."""
     rank = _Rank(job)
-    return TrainingMemory(tuple(rank.stage(stage) for stage in range(job.layout.pp)), job.stack.reserved_bytes)
+    return TrainingMemory(tuple(rank.stage(stage) for stage in range(job.layout.pp)), job.reserved_bytes)
 
 
 def peak(job: TrainingJob) -> TrainingMemory:
     """The same of the stages that can be the fullest alone: what a search needs."""
     rank = _Rank(job)
-    return TrainingMemory(tuple(rank.stage(stage) for stage in rank.fullest()), job.stack.reserved_bytes)
+    return TrainingMemory(tuple(rank.stage(stage) for stage in rank.fullest()), job.reserved_bytes)
 
 
 def least_bytes(job: TrainingJob) -> float:
@@ -410,7 +410,7 @@ def check_fits(job: TrainingJob) -> TrainingMemory:
     raise DoesNotFit(
         f"{job.model.name} with {job.layout.label} needs {needed.peak_bytes / 2**30:,.1f} GiB on a GPU ({named}), "
         f"{needed.missing_bytes / 2**30:,.1f} GiB more than {job.gpu.id} has beside the "
-        f"{needed.reserved_bytes / 2**30:,.1f} GiB of its context and NCCL; recompute, or larger tp, pp, cp or zero "
+        f"{needed.reserved_bytes / 2**30:,.1f} GiB of what the framework reserves; recompute, or larger tp, pp, cp or zero "
         "need less",
         needed,
     )
