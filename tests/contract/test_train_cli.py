@@ -276,3 +276,11 @@ def test_search_finds_a_layout_that_fits_and_is_fastest(run: Run) -> None:
     assert told(run, *question[:4], *shlex.split(flags))["time_s"] == pytest.approx(found["time_s"], rel=1e-6)
     assert "give --global-batch" in refused(run, "train", "llama-3.2-1b", "--gpus", "8xH100", "--search")
     assert "leave out --dp" in refused(run, *question, "--dp", "2")
+
+
+def test_gradient_accumulation_is_another_way_to_give_the_batch(run: Run) -> None:
+    base = shlex.split("train llama-3.2-1b --gpus 4xA100 --seq 512 --micro-batch 2 --gradient-accumulation-steps 8")
+    found = told(run, *base)
+    assert (found["global_batch"], found["layout"]["micro_batches"]) == (4 * 2 * 8, 8)
+    assert "global_batch" not in found["answered_as"]
+    assert "--global-batch of 64, not 12" in refused(run, *base, "--global-batch", "12")

@@ -151,10 +151,16 @@ class _PlanAliases(TypedDict, total=False):
 class _TrainAliases(TypedDict, total=False):
     gpu: str | int | Gpu | None
     micro_batch_size: int | None
+    per_device_train_batch_size: int | None
+    batch_size: int | None
     global_batch_size: int | None
+    grad_accum_steps: int | None
     seq_length: int | None
+    seq_len: int | None
+    max_length: int | None
     fp8_recipe: str | None
     mixed_precision: str | None
+    dtype: str | None
     cuda_graph_impl: str | None
     tensor_model_parallel_size: int | None
     pipeline_model_parallel_size: int | None
@@ -180,6 +186,7 @@ class _TrainAliases(TypedDict, total=False):
     cpu_offloading_num_layers: int | None
     optimizer_cpu_offload: bool | None
     lora_dim: int | None
+    lora_r: int | None
     save_interval: int | None
 class _TraceAliases(TypedDict, total=False):
     batch_size: int
@@ -314,24 +321,25 @@ def plan(
 ) -> Plan: ...
 def train(
     model: str | Path | Architecture | None = None, gpus: str | int | Gpu | None = None, *, config: Path | None = None,
-    search: bool = False, micro_batch: int | None = None, global_batch: int | None = None, seq: int | None = None,
-    precision: str | None = None, stack: str | None = None, optimizer: str | None = None,
-    cuda_graphs: str | None = None, mtp: bool | None = None, predictor: str = "learned",
-    calibration: Path | Calibration | None = None, weights: Path | None = None, prices: Path | None = None,
-    price: list[str] | None = None, price_kind: str = "on_demand", set: Sequence[str] | None = None,
-    power_cap: float | None = None, tp: int | None = None, pp: int | None = None, cp: int | None = None,
-    ep: int | None = None, expert_tp: int | None = None, dp: int | None = None, virtual_stages: int | None = None,
-    layers_per_virtual_stage: int | None = None, schedule: str | None = None, stage_layers: str | None = None,
-    sequence_parallel: bool | None = None, zero: int | None = None, distributed_optimizer: bool | None = None,
-    cp_comm: str | None = None, dispatcher: str | None = None, overlap: bool | None = None,
-    tp_overlap: bool | None = None, expert_overlap: bool | None = None, routing: str | None = None,
-    gpus_per_node: int | None = None, between_nodes: str | None = None, fp8_param_gather: bool | None = None,
-    recompute: str | None = None, recompute_modules: str | None = None, recompute_method: str | None = None,
-    recompute_layers: int | None = None, gradients: str | None = None, offload_layers: int | None = None,
-    offload_optimizer: bool | None = None, lora_rank: int | None = None, lora_targets: str | None = None,
-    qlora: bool = False, frozen: str | None = None, packed: bool | None = None, mean_length: int | None = None,
-    tokens: float | None = None, checkpoint_every: int | None = None, checkpoint_s: float = 0.0,
-    mtbf: float | None = None, restart_s: float = 600.0, jitter: float = 0.0, **aliases: Unpack[_TrainAliases]
+    search: bool = False, micro_batch: int | None = None, global_batch: int | None = None,
+    gradient_accumulation_steps: int | None = None, seq: int | None = None, precision: str | None = None,
+    stack: str | None = None, optimizer: str | None = None, cuda_graphs: str | None = None, mtp: bool | None = None,
+    predictor: str = "learned", calibration: Path | Calibration | None = None, weights: Path | None = None,
+    prices: Path | None = None, price: list[str] | None = None, price_kind: str = "on_demand",
+    set: Sequence[str] | None = None, power_cap: float | None = None, tp: int | None = None, pp: int | None = None,
+    cp: int | None = None, ep: int | None = None, expert_tp: int | None = None, dp: int | None = None,
+    virtual_stages: int | None = None, layers_per_virtual_stage: int | None = None, schedule: str | None = None,
+    stage_layers: str | None = None, sequence_parallel: bool | None = None, zero: int | None = None,
+    distributed_optimizer: bool | None = None, cp_comm: str | None = None, dispatcher: str | None = None,
+    overlap: bool | None = None, tp_overlap: bool | None = None, expert_overlap: bool | None = None,
+    routing: str | None = None, gpus_per_node: int | None = None, between_nodes: str | None = None,
+    fp8_param_gather: bool | None = None, recompute: str | None = None, recompute_modules: str | None = None,
+    recompute_method: str | None = None, recompute_layers: int | None = None, gradients: str | None = None,
+    offload_layers: int | None = None, offload_optimizer: bool | None = None, lora_rank: int | None = None,
+    lora_targets: str | None = None, qlora: bool = False, frozen: str | None = None, packed: bool | None = None,
+    mean_length: int | None = None, tokens: float | None = None, checkpoint_every: int | None = None,
+    checkpoint_s: float = 0.0, mtbf: float | None = None, restart_s: float = 600.0, jitter: float = 0.0,
+    **aliases: Unpack[_TrainAliases]
 ) -> TrainingRun: ...
 @overload
 def trace(

@@ -216,12 +216,18 @@ class TrainQuestion(shared.PredictorParameters, JobParameters):
                 + ("sizes whose product is the number of GPUs" if self.dp else f"{count} is no multiple of {ranks}")
             )  # fmt: skip
         micro = self.value("micro_batch")
-        batch = self.global_batch or dp * micro * (PER_STAGE * sizes["pp"] if sizes["pp"] > 1 else 1)
+        passes = self.gradient_accumulation_steps
+        if self.global_batch and passes and self.global_batch != dp * micro * passes:
+            raise KernelcastError(
+                f"`gradient_accumulation_steps` {passes} x `micro_batch` {micro} x dp {dp} is a `global_batch` of "
+                f"{dp * micro * passes}, not {self.global_batch}: give one of the two"
+            )
+        batch = self.global_batch or dp * micro * (passes or (PER_STAGE * sizes["pp"] if sizes["pp"] > 1 else 1))
         if batch % (dp * micro):
             raise KernelcastError(
                 f"`global_batch` {batch} must be a multiple of `micro_batch` {micro} x dp {dp} = {micro * dp}"
             )
-        filled |= {} if self.global_batch else {"global_batch": batch}
+        filled |= {} if self.global_batch or passes else {"global_batch": batch}
         filled |= {} if self.dp else {"dp": dp}
         zero = self._zero(dp * sizes["cp"])
         parallel = sizes["tp"] > 1 if self.sequence_parallel is None else self.sequence_parallel

@@ -74,6 +74,9 @@ class JobParameters(Question):
         int | None,
         option(help="sequences of a step; default: one micro-batch a rank, 4 for each stage of a pipeline", minimum=1),
     ] = None
+    gradient_accumulation_steps: Annotated[
+        int | None, option(help="micro-batches of a rank in a step, in place of --global-batch", minimum=1)
+    ] = None
     seq: Annotated[int | None, option(help="tokens of a sequence (4096, or the model's longest)", minimum=1)] = None
     precision: Annotated[
         str | None,
