@@ -182,7 +182,8 @@ def test_a_new_generation_is_the_mean_over_the_known_ones_and_of_networks_withou
     known = weights._known(kc.gpu("l40s"), target, words)
     each = [weights._as(one, target, values, words) for one in known]
     unnamed = weights.without_names.outputs(values, target, words)
-    unnamed[:, 0] *= np.mean([weights._kept(values, one, target, "bf16") for one in known], axis=0)
+    kept = [np.broadcast_to(weights._kept(values, one, target, "bf16"), len(values)) for one in known]
+    unnamed[:, 0] *= np.mean(kept, axis=0)
     wanted = (np.mean(each, axis=0) + unnamed) / 2
     assert weights.outputs(values, target, words) == pytest.approx(wanted, abs=1e-6)
     assert not np.allclose(each[0], each[-1], atol=1e-3)
