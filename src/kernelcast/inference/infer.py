@@ -7,6 +7,7 @@ call of a GPU is predicted once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -335,17 +336,23 @@ class FasterKernel:
 
 def faster_kernels(inference: Inference) -> list[FasterKernel]:
     """At most one for each phase: for its first MoE call."""
+    known_as, times = inference.deployment.gpu.known_as, inference.times
+    asked = [
+        (phase, call, [call.replace(**choices) for choices in _measured(known_as, call)])
+        for phase, call in _calls(inference)
+    ]
+    with contextlib.suppress(KernelcastError):  # all at once is faster; what is refused shows below
+        times.predict([each for _, call, others in asked if others for each in (call, *others)])
     faster = []
-    for phase, call in _calls(inference):
-        others = [call.replace(**choices) for choices in _measured(inference.deployment.gpu.known_as, call)]
+    for phase, call, others in asked:
         if not others:
             continue
         try:
-            inference.times.predict([call, *others])
+            times.predict([call, *others])
         except KernelcastError:  # one of them is refused: it cannot run here
             continue
-        times_s = {other: inference.times[other].interval.value for other in others}
-        best, used_s = min(times_s, key=times_s.__getitem__), inference.times[call].interval.value
+        times_s = {other: times[other].interval.value for other in others}
+        best, used_s = min(times_s, key=times_s.__getitem__), times[call].interval.value
         if used_s > _FAR * times_s[best]:
             faster.append(FasterKernel(phase, call, used_s, best, times_s[best]))
     return faster
