@@ -41,6 +41,7 @@ PAGES = {
     "&goodput=ttft%3A500&goodput=tpot%3A30",
     "plan": "/serve?section=plan&model=llama-3.1-8b&gpus=l40s&gpus=h100_sxm&request_rate=8&num_prompts=200"
     "&input_len=1024&output_len=128&ttft_p99=500ms&tpot_p99=50ms&max_gpus=4",
+    "train": "/train?section=search&model=llama-3.1-70b&gpu=h100_sxm&count=64&global_batch=256&seq=8192&tokens=1e12",
     "diagnose": "/diagnose",
     "evidence": "/evidence?cell=attention+h200_sxm",
 }  # fmt: skip

@@ -56,7 +56,7 @@ async function groupsOf() {
       ],
     },
     { id: "layout", legend: "Parallelism", columns: 4, fields: sections.layout.layout },
-    { id: "stage", columns: 2, fields: sections.layout.stage },
+    { id: "stage", legend: "Stage and memory", columns: 2, fields: sections.layout.stage },
     {
       legend: "Run",
       columns: 2,

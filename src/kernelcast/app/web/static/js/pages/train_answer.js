@@ -75,10 +75,11 @@ const PARTS = [
   "recompute",
 ]; // prettier-ignore
 const partSeries = seriesOf(PARTS);
+const SMALLEST = 5e-4; // share of a part that is shown, as the command line does
 
 /** words: what each part is, as the command line says it. */
 function parts(answer, words) {
-  const shown = Object.entries(answer.parts_s).filter(([, seconds]) => seconds > 0);
+  const shown = Object.entries(answer.parts_s).filter(([, seconds]) => seconds > SMALLEST * answer.time_s);
   const share = (seconds) => percent(seconds / answer.time_s);
   const row = {
     label: "step",
@@ -144,7 +145,7 @@ function memory(answer, onSearch) {
     memoryBar(
       named.filter(([, size]) => size > 0),
       bytes.available_bytes,
-      `of ${gibText(bytes.available_bytes)} beside what the framework reserves`,
+      `of ${gibText(bytes.available_bytes)} for the job`,
       percent(answer.memory_bytes / bytes.available_bytes),
     ),
     h("div#verdict", verdict),
@@ -197,6 +198,7 @@ function layouts(answer, onUse) {
     use.addEventListener("click", () => onUse(entry));
     return [
       timeText(entry.time_s),
+      use,
       `${timeText(entry.time_s_low, 3)} to ${timeText(entry.time_s_high, 3)}`,
       ...sizes.map((name) => countText(entry.layout[name])),
       countText(entry.layout.virtual_stages),
@@ -204,12 +206,12 @@ function layouts(answer, onUse) {
       entry.recompute,
       digits(entry.memory_bytes / 2 ** 30, 3),
       level(entry.support),
-      use,
     ];
   });
   const columns = [
-    ...["step", "80% interval", ...sizes, "virtual", "micro-batch"].map(number),
-    ...["recompute", number("GiB"), "support", "fill the form"],
+    ...[number("step"), "fill the form"],
+    ...["80% interval", ...sizes, "virtual", "micro-batch"].map(number),
+    ...["recompute", number("GiB"), "support"],
   ];
   const others = search.close === 1 ? "1 other" : `${countText(search.close)} others`;
   return card(
