@@ -36,12 +36,12 @@ def test_every_number_is_the_command_s(visit: Visit, run: Run) -> None:
         assert visit.value(name) == answer[name]
     assert visit.value("usd") == answer["run"]["usd"]
     assert visit.value("days") == answer["run"]["hours"] / 24
-    parts = {row[0]: row[1:] for row in visit.cells("#parts-table")}
-    assert parts == {name: columns(printed, f"{name}  ", 4)[1:] for name in parts}
+    parts = {row[0]: row[1:3] for row in visit.cells("#parts-table")}
+    assert parts == {name: columns(printed, f"{name}  ", 3)[1:] for name in parts}
     assert set(parts) == {name for name, seconds in answer["parts_s"].items() if seconds > 5e-4 * answer["time_s"]}
     cells = {row[0]: row for row in visit.cells("#breakdown-table")}
     assert cells["mlp"][1] == columns(printed, "mlp", 2)[1]
-    expect(visit.find("#verdict")).to_contain_text("✓ Fits")
+    expect(visit.find("#memory .note")).to_contain_text("✓ Fits")
     expect(visit.find("#memory")).to_contain_text("stages, first to last")
     expect(visit.find("#evidence")).to_contain_text(f"{answer['evidence']['calls']:,}")
     expect(visit.find("#run")).to_contain_text(f"of {answer['run']['price_date']}")
@@ -97,11 +97,11 @@ def test_a_step_that_does_not_fit_says_what_would_help(visit: Visit, run: Run) -
     visit.open("/train?model=llama-3.1-8b&gpu=h100_sxm&count=8&global_batch=64&seq=8192&zero=0")
     answer, _ = answered(run, visit)
     assert not answer["fits"]
-    expect(visit.find("#verdict")).to_contain_text(f"Does not fit: {answer['memory']['missing_bytes'] / 2**30:.1f} GiB")
+    expect(visit.find("#memory .note")).to_contain_text(f"Does not fit: {answer['memory']['missing_bytes'] / 2**30:.1f} GiB")
     expect(visit.find("#memory .bar-mark")).to_have_count(1)
     visit.find("#use-search").click()
     expect(visit.find("#layouts-table")).to_be_visible()
-    expect(visit.find("#verdict")).to_contain_text("✓ Fits")
+    expect(visit.find("#memory .note")).to_contain_text("✓ Fits")
 
 
 def test_what_is_wrong_is_told_in_the_command_s_words(visit: Visit, run: Run) -> None:

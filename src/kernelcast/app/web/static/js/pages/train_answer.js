@@ -148,7 +148,7 @@ function memory(answer, onSearch) {
       `of ${gibText(bytes.available_bytes)} for the job`,
       percent(answer.memory_bytes / bytes.available_bytes),
     ),
-    h("div#verdict", verdict),
+    verdict,
     facts([
       ["memory of the GPU", gibText(bytes.gpu_bytes)],
       stages.length > 1 ? ["stages, first to last", stages.map((size) => digits(size / 2 ** 30, 3)).join(", ")] : ["", ""],
