@@ -1,4 +1,4 @@
-"""Pictures of the page for docs/web.md: every page on a desktop and a phone, light and dark.
+"""Pictures that docs/web.md shows: every page on a desktop and a phone, light and dark.
 
     python docs/web_pictures.py [NAME ...]
 
@@ -98,6 +98,7 @@ def save(picture: bytes, path: Path) -> None:
 
 def main(names: list[str]) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
+    shown = (ROOT / "docs" / "web.md").read_text(encoding="utf-8")
     path = browser_path()
     if path is None:
         raise SystemExit("no browser: install chromium")
@@ -106,8 +107,9 @@ def main(names: list[str]) -> None:
         for name in names or PAGES:
             for screen in SCREENS:
                 for scheme in ("light", "dark"):
-                    dark = "_dark" if scheme == "dark" else ""
-                    save(take(browser, url, name, screen, scheme), OUT / f"{name}{screen}{dark}.png")
+                    file = f"{name}{screen}{'_dark' if scheme == 'dark' else ''}.png"
+                    if f"/{file}" in shown:
+                        save(take(browser, url, name, screen, scheme), OUT / file)
         browser.close()
 
 
