@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -19,7 +20,7 @@ JOB = "model=llama-3.1-8b&gpu=h100_sxm&count=16&global_batch=128&seq=8192"
 COMMAND = "kernelcast train llama-3.1-8b --gpus 16xh100_sxm --global-batch 128 --seq 8192"
 
 
-def answered(run: Run, visit: Visit) -> tuple[dict, str]:
+def answered(run: Run, visit: Visit) -> tuple[dict[str, Any], str]:
     """What the command that the page shows prints, as JSON and as text."""
     words = shlex.split(visit.find("#command").text_content() or "")[1:]
     code, out, err = run(*words, "--json")
