@@ -98,7 +98,8 @@ def test_a_step_that_does_not_fit_says_what_would_help(visit: Visit, run: Run) -
     visit.open("/train?model=llama-3.1-8b&gpu=h100_sxm&count=8&global_batch=64&seq=8192&zero=0")
     answer, _ = answered(run, visit)
     assert not answer["fits"]
-    expect(visit.find("#memory .note")).to_contain_text(f"Does not fit: {answer['memory']['missing_bytes'] / 2**30:.1f} GiB")
+    missing = answer["memory"]["missing_bytes"] / 2**30
+    expect(visit.find("#memory .note")).to_contain_text(f"Does not fit: {missing:.1f} GiB")
     expect(visit.find("#memory .bar-mark")).to_have_count(1)
     visit.find("#use-search").click()
     expect(visit.find("#layouts-table")).to_be_visible()
