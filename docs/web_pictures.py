@@ -1,4 +1,4 @@
-"""Pictures of the page for docs/web.md: every page on a desktop and a phone, light and dark.
+"""Pictures that docs/web.md shows: every page on a desktop and a phone, light and dark.
 
     python docs/web_pictures.py [NAME ...]
 
@@ -41,6 +41,7 @@ PAGES = {
     "&goodput=ttft%3A500&goodput=tpot%3A30",
     "plan": "/serve?section=plan&model=llama-3.1-8b&gpus=l40s&gpus=h100_sxm&request_rate=8&num_prompts=200"
     "&input_len=1024&output_len=128&ttft_p99=500ms&tpot_p99=50ms&max_gpus=4",
+    "train": "/train?section=search&model=llama-3.1-70b&gpu=h100_sxm&count=64&global_batch=256&seq=8192&tokens=1e12",
     "diagnose": "/diagnose",
     "evidence": "/evidence?cell=attention+h200_sxm",
 }  # fmt: skip
@@ -97,6 +98,7 @@ def save(picture: bytes, path: Path) -> None:
 
 def main(names: list[str]) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
+    shown = (ROOT / "docs" / "web.md").read_text(encoding="utf-8")
     path = browser_path()
     if path is None:
         raise SystemExit("no browser: install chromium")
@@ -105,8 +107,9 @@ def main(names: list[str]) -> None:
         for name in names or PAGES:
             for screen in SCREENS:
                 for scheme in ("light", "dark"):
-                    dark = "_dark" if scheme == "dark" else ""
-                    save(take(browser, url, name, screen, scheme), OUT / f"{name}{screen}{dark}.png")
+                    file = f"{name}{screen}{'_dark' if scheme == 'dark' else ''}.png"
+                    if f"/{file}" in shown:
+                        save(take(browser, url, name, screen, scheme), OUT / file)
         browser.close()
 
 

@@ -17,6 +17,7 @@ PAGES = {
     "compare": "/compare?model=llama-3.1-8b&gpus=h100_sxm&gpus=h200_sxm&batch=8&what_if=dram_bytes_per_s*1.5&tpot=7ms"
     "&sweep=batch",
     "serve": "/serve?model=llama-3.1-8b&gpu=h100_sxm&request_rate=4&num_prompts=40&input_len=256&output_len=16",
+    "train": "/train?section=search&model=llama-3.1-8b&gpu=h100_sxm&count=16&global_batch=128&seq=8192&tokens=1e12",
     "diagnose": "/diagnose",
     "evidence": "/evidence?cell=gemm+h200_sxm&op=gemm",
 }

@@ -63,9 +63,10 @@ def test_the_limits_that_it_tells_are_the_server_s(served: Served) -> None:
     assert f"{limits['upload_bytes'] // 2**20} MiB, {limits['unpacked_bytes'] // 2**20} MiB unpacked" in text
     assert f"{limits['file_rows']:,} rows of a table, {limits['file_events']:,} events of a trace" in text
     told = re.findall(
-        r"kernel (\d+), diagnose (\d+), infer (\d+), curves and simulate (\d+), compare (\d+), plan (\d+)", text
+        r"kernel (\d+), diagnose (\d+), infer (\d+), curves and simulate (\d+), compare (\d+), plan (\d+), train (\d+)",
+        text,
     )[0]
-    names = ("kernel", "diagnose", "infer", "simulate", "compare", "plan")
+    names = ("kernel", "diagnose", "infer", "simulate", "compare", "plan", "train")
     assert [float(one) for one in told] == [limits["seconds"][name] for name in names]
     assert limits["seconds"]["curves"] == limits["seconds"]["simulate"]
 

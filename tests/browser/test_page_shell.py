@@ -12,7 +12,7 @@ from browser.conftest import WAIT_MS
 from browser.served import start
 from browser.visits import Visit
 
-PAGES = ("model", "kernel", "compare", "serve", "diagnose", "evidence")
+PAGES = ("model", "kernel", "compare", "serve", "train", "diagnose", "evidence")
 
 # whether the element with the focus, or the label that stands for it, has an outline or a ring
 _RINGED = """() => {

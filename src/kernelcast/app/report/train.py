@@ -94,8 +94,8 @@ def _search_fields(search: LayoutSearch | None) -> dict[str, Any] | None:
         return None
     listed = [
         {"layout": attributes(each.job.layout, *_SIZES), "micro_batch": each.job.micro_batch,
-         "recompute": each.job.recompute.mode, **interval_fields("time_s", each.interval),
-         "memory_bytes": each.memory.peak_bytes, "support": each.support}
+         "recompute": each.job.recompute.mode, "recompute_modules": list(each.job.recompute.modules),
+         **interval_fields("time_s", each.interval), "memory_bytes": each.memory.peak_bytes, "support": each.support}
         for each in search.ranked[:_LISTED]
     ]  # fmt: skip
     return attributes(search, "tried", "too_large", "slower", "lead") | {"close": len(search.close), "ranked": listed}

@@ -26,7 +26,7 @@ _ABOUT = """Forecasts of how long GPU work takes. Every `answer` is what the com
 `command` and `python` give the same elsewhere. Errors are `application/problem+json` with one line in `detail`."""
 _SMALL = 1000  # bytes that are not worth compressing
 _STATIC = Path(__file__).parent / "static"
-PAGES = ("/", "/model", "/kernel", "/compare", "/serve", "/diagnose", "/evidence")
+PAGES = ("/", "/model", "/kernel", "/compare", "/serve", "/train", "/diagnose", "/evidence")
 mimetypes.add_type("text/javascript", ".js")  # whatever the system says
 
 

@@ -18,7 +18,7 @@ _SECONDS = {"kernel": 10.0, "infer": 30.0, "curves": 60.0, "simulate": 60.0, "co
 
 RESTARTED = ("kernel", "infer", "curves")  # short as a rule; one that is not is asked again among the long ones
 # that shorter questions may come later and go first
-PATIENCE_S = dict.fromkeys(("infer", "curves", "simulate", "compare", "plan", "diagnose"), 5.0)
+PATIENCE_S = dict.fromkeys(("infer", "curves", "simulate", "compare", "plan", "train", "diagnose"), 5.0)
 # what a worker is told
 WORKER_LIMITS = ("worker_bytes", "worker_keep_bytes", "unpacked_bytes", "file_rows", "file_events", "file_bytes")
 _MACHINE_SHARE = 0.6  # of its memory that all workers together may hold

@@ -92,7 +92,11 @@ class InferEnvelope(Envelope):
     cost: Cost | None = Field(description="null where the GPU has no list price")
 
 
-_ENVELOPES = {"simulate": SimulationEnvelope, "infer": InferEnvelope}
+class TrainEnvelope(Envelope):
+    parts: dict[str, str] = Field(description="what each part of the step is")
+
+
+_ENVELOPES = {"simulate": SimulationEnvelope, "infer": InferEnvelope, "train": TrainEnvelope}
 
 
 class ForecastService:

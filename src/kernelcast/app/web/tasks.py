@@ -127,9 +127,9 @@ def _plan(question: Any, arguments: Arguments) -> dict[str, Any]:
 
 
 def _train(question: Any, _: Arguments) -> dict[str, Any]:
-    from kernelcast.app.report.train import fields
+    from kernelcast.app.report.train import PARTS, fields
 
-    return {"answer": fields(question.answer())}
+    return {"answer": fields(question.answer()), "parts": PARTS}
 
 
 def _diagnose(arguments: Arguments, content: bytes, limits: Limits) -> Any:

@@ -61,8 +61,8 @@ const MEANS = {
 export const term = (name, text = name) => h("abbr", { title: MEANS[name] }, text);
 export const titleLine = (...parts) => h("p#title-line.title-line", parts);
 export const layoutParts = (layout, between = " ") =>
-  ["tp", "pp", "dp", "ep"].filter((name) => layout[name] > 1).map((name) => `${name}${between}${layout[name]}`);
-export const gpusText = ({ gpus, gpu }) => (gpus > 1 ? `${gpus} x ${gpu}` : gpu);
+  ["tp", "pp", "cp", "dp", "ep"].filter((name) => layout[name] > 1).map((name) => `${name}${between}${layout[name]}`);
+export const gpusText = ({ gpus, gpu }) => (gpus > 1 ? `${countText(gpus)} x ${gpu}` : gpu);
 
 /** Number and unit, the unit smaller; the text stays as it is. */
 function quantity(text) {

@@ -15,6 +15,7 @@ const PAGES = [
   ["kernel", "Kernel"],
   ["compare", "Compare"],
   ["serve", "Serve"],
+  ["train", "Train"],
   ["diagnose", "Diagnose"],
   ["evidence", "Evidence"],
 ];

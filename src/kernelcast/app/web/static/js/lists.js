@@ -5,7 +5,8 @@
                                    from the parameter. none: what "not given" means.
    modelField(…), gpuField(…), lengthFields(…), formatFields(…), priceFields(…)   fields that several pages have
    viewField(name, first)          what a chart shows: part of the address and not of the question, its control beside the chart
-   fitContext(form, values, changed)   the input's range by the model's context, and the model's hint */
+   showChoice(form, values)        hints of the model and the GPU; a config.json hides the list
+   fitContext(form, values, changed)   the same, and the input's range by the model's context */
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -131,13 +132,17 @@ export const priceFields = (field) => [
 ];
 
 /** Returns the chosen model of the list. */
-export function fitContext(form, values, changed) {
+export function showChoice(form, values) {
   const option = form.option("model", values.model);
-  const model = values.config ? null : option?.model; // of a config.json the server knows the context
   form.controls.model.element.hidden = Boolean(values.config);
-  const context = Math.max(2, Math.min(model?.max_context ?? LONGEST, 2 ** 20));
   form.controls.model.setHelp(option?.hint ?? "");
   form.controls.gpu?.setHelp(form.option("gpu", values.gpu)?.hint ?? "");
+  return values.config ? null : option?.model; // of a config.json the server knows the context
+}
+
+export function fitContext(form, values, changed) {
+  const model = showChoice(form, values);
+  const context = Math.max(2, Math.min(model?.max_context ?? LONGEST, 2 ** 20));
   form.controls.input_len.setRange(1, context);
   if ((changed === "model" || changed === null) && values.input_len > context) {
     const output = model?.kind === "encoder" ? 0 : (values.output_len ?? 0);

@@ -9,19 +9,14 @@ import {
   figures,
   gpusText,
   has,
-  kernelLink,
   layoutParts,
-  level,
   note,
-  number,
-  sum,
-  table,
   term,
   titleLine,
   value,
 } from "../answer.js";
-import { seriesOf, stackedBars, swatch } from "../charts.js";
 import { h } from "../dom.js";
+import { breakdown, memoryBar } from "../parts.js";
 import {
   countText,
   digits,
@@ -30,7 +25,6 @@ import {
   percent,
   timeText,
   wattsText,
-  wholePercent,
 } from "../units.js";
 import { changeText } from "../whatif.js";
 
@@ -70,99 +64,6 @@ function headline(answer, encoder, cost) {
         ]
       : null,
   ]);
-}
-
-/* A part has the same colour in every answer; parts that are not here share grey. */
-const COLOURS = ["mlp", "attention", "experts", "communication", "projections", "norms", "host", "router", "head"];
-const partSeries = seriesOf(COLOURS);
-
-/** Parts with their line of each phase, those that take longest first. */
-function partsOf(breakdown) {
-  const parts = new Map();
-  for (const line of breakdown) parts.set(line.part, { ...parts.get(line.part), [line.phase]: line });
-  return [...parts].sort(
-    ([, a], [, b]) =>
-      sum(Object.values(b).map((entry) => entry.time_s)) - sum(Object.values(a).map((entry) => entry.time_s)),
-  );
-}
-
-function breakdown(answer, kernels, gpu, changes) {
-  const parts = partsOf(answer.breakdown);
-  const series = partSeries;
-  const totals = { prefill: answer.prefill_s, decode: answer.decode_s };
-  const phases = Object.keys(totals).filter(
-    (phase) => parts.some(([, byPhase]) => byPhase[phase]) && totals[phase] > 0,
-  );
-  const rows = phases.map((phase) => ({
-    label: phase,
-    text: timeText(totals[phase], 3),
-    total: totals[phase],
-    parts: parts
-      .filter(([, byPhase]) => byPhase[phase])
-      .map(([part, byPhase]) => ({
-        name: part,
-        value: byPhase[phase].time_s,
-        series: series(part),
-        text: `${timeText(byPhase[phase].time_s, 3)}, ${wholePercent(byPhase[phase].time_s / totals[phase])}, bound by ${byPhase[phase].bound_by}`,
-      })),
-  }));
-  const cells = parts.map(([part, byPhase]) => [
-    h("span", swatch(series(part)), part),
-    ...phases.flatMap((phase) =>
-      byPhase[phase]
-        ? [
-            timeText(byPhase[phase].time_s, 3),
-            wholePercent(byPhase[phase].time_s / totals[phase]),
-            byPhase[phase].bound_by,
-          ]
-        : ["", "", ""],
-    ),
-    level(worst(Object.values(byPhase).map((entry) => entry.support))),
-    h(
-      "span.links",
-      phases.map((phase) => {
-        const kernel = kernels.find((entry) => entry.part === part && entry.phase === phase);
-        const title = kernel && `its longest kernel, ${timeText(kernel.time_s, 3)} of a pass`;
-        return kernel ? h("span", faint(`${phase} `), kernelLink(kernel, gpu, { title, changes }), "  ") : null;
-      }),
-    ),
-  ]);
-  const ofPhases = phases.flatMap((phase) => [number(phase), number("share"), "bound by"]);
-  const columns = ["part", ...ofPhases, "support", "open its kernel"];
-  const desc = rows
-    .map((row) => `${row.label}: ${row.parts.map((part) => `${part.name} ${part.text}`).join("; ")}`)
-    .join(". ");
-  return card(
-    "Where the time goes",
-    { wide: true, id: "breakdown" },
-    stackedBars({ title: "Time of each part, by phase", desc, rows, hideTitle: true }),
-    table("Time, share and bound of each part", columns, cells, { id: "breakdown-table" }),
-  );
-}
-
-const worst = (levels) => ["extrapolated", "near", "seen"].find((entry) => levels.includes(entry)) ?? "seen";
-
-function memoryBar(parts, available, label, text) {
-  const needed = sum(parts.map(([, value]) => value));
-  const mark = needed > available ? { value: available, text: "the memory ends here" } : null;
-  const total = Math.max(available, needed);
-  const desc = parts.map(([name, , text]) => `${name} ${text}`).join(", ");
-  return stackedBars({
-    title: "Memory of one GPU",
-    desc,
-    hideTitle: true,
-    rest: "free",
-    rows: [
-      {
-        label,
-        text,
-        total,
-        mark,
-        parts: parts.map(([name, value, text], at) => ({ name, value, series: at, text: text })),
-      },
-    ],
-    legend: parts.map(([name, , text], at) => ({ name, series: at, text: text })),
-  });
 }
 
 function memory(answer, fits) {
@@ -278,7 +179,12 @@ export const answerOf = (answer, { stack, encoder, changes, curves, envelope, gp
       )
     : null,
   headline(answer, encoder, envelope.cost),
-  breakdown(answer, envelope.kernels, gpu, changes),
+  breakdown(answer, { prefill: answer.prefill_s, decode: answer.decode_s }, {
+    title: "Where the time goes",
+    kernels: envelope.kernels,
+    gpu,
+    changes,
+  }),
   curves,
   memory(answer, envelope.fits),
   energy(answer),
