@@ -58,6 +58,16 @@ def test_the_usual_kernels_have_none_that_beat_them_by_far() -> None:
     assert faster_kernels(dense) == []  # no experts
 
 
+def test_what_is_kept_of_one_gpu_is_not_told_of_another() -> None:
+    found = answered("cutlass")
+    told = faster_kernels(found)
+    deployment = found.deployment
+    faster = replace(deployment, gpu=deployment.gpu.replace(dram_bytes_per_s=1.5 * deployment.gpu.dram_bytes_per_s))
+    times_s = [one.time_s for one in faster_kernels(infer(faster, found.workload))]
+    assert times_s and times_s[-1] < told[-1].time_s  # decode reads weights
+    assert faster_kernels(answered("cutlass")) == told == faster_kernels(found)
+
+
 # ---- prompts that wait for other ranks ----
 
 

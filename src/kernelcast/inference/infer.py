@@ -7,7 +7,6 @@ call of a GPU is predicted once.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -310,7 +309,8 @@ _FAR = 2.0  # times as long
 _AS_WIDE = (("fp8", "fp8_block", "int8"), ("nvfp4", "int4", "mxfp4", "mxfp4_fp8", "w4a4_mxfp4"), ("bf16", "fp16"))
 _OP = "moe"
 _KEPT_CALLS = 4096
-_kept: list[Times] = []  # one at most: alternatives on the GPU that was asked about last
+_Fastest = tuple[float, Call | None, float]  # seconds of a call; its fastest alternative, if any; its seconds
+_kept: list[tuple[Gpu, dict[Call, _Fastest]]] = []  # one at most: of the GPU that was asked about last
 
 
 @dataclass(frozen=True)
@@ -338,37 +338,41 @@ class FasterKernel:
 
 def faster_kernels(inference: Inference) -> list[FasterKernel]:
     """At most one for each phase: for its first MoE call."""
-    known_as, times = inference.deployment.gpu.known_as, _alternative_times(inference.times)
-    asked = [
-        (phase, call, [call.replace(**choices) for choices in _measured(known_as, call)])
-        for phase, call in _calls(inference)
-    ]
-    with contextlib.suppress(KernelcastError):  # all at once is faster; what is refused shows below
-        times.predict([each for _, call, others in asked if others for each in (call, *others)])
+    known = _known(inference.times)
     faster = []
-    for phase, call, others in asked:
-        if not others:
-            continue
-        try:
-            times.predict([call, *others])
-        except KernelcastError:  # one of them is refused: it cannot run here
-            continue
-        times_s = {other: times[other].interval.value for other in others}
-        best, used_s = min(times_s, key=times_s.__getitem__), times[call].interval.value
-        if used_s > _FAR * times_s[best]:
-            faster.append(FasterKernel(phase, call, used_s, best, times_s[best]))
+    for phase, call in _calls(inference):
+        if call not in known:
+            known[call] = _fastest(call, inference.times)
+        used_s, best, best_s = known[call]
+        if best is not None and used_s > _FAR * best_s:
+            faster.append(FasterKernel(phase, call, used_s, best, best_s))
     return faster
 
 
-def _alternative_times(own: Times) -> Times:
+def _known(times: Times) -> dict[Call, _Fastest]:
     """Kept for the next batch on this GPU: its full prefill chunks have the same calls."""
-    if own.conditions != DEFAULT:
-        return own
-    kept = next(iter(_kept), None)
-    if kept is None or kept.gpu != own.gpu or len(kept.calls) > _KEPT_CALLS:
-        kept = Times(own.gpu)
-        _kept[:] = [kept]
-    return kept
+    if times.conditions != DEFAULT:
+        return {}
+    gpu, known = next(iter(_kept), (None, {}))
+    if gpu != times.gpu or len(known) > _KEPT_CALLS:
+        known = {}
+        _kept[:] = [(times.gpu, known)]
+    return known
+
+
+def _fastest(call: Call, asked: Times) -> _Fastest:
+    """Predicted by themselves, so that the last digit does not depend on what was asked before."""
+    others = [call.replace(**choices) for choices in _measured(asked.gpu.known_as, call)]
+    if not others:
+        return 0.0, None, 0.0
+    times = Times(asked.gpu, asked.conditions)
+    try:
+        times.predict([call, *others])
+    except KernelcastError:  # one of them is refused: it cannot run here
+        return 0.0, None, 0.0
+    times_s = {other: times[other].interval.value for other in others}
+    best = min(times_s, key=times_s.__getitem__)
+    return times[call].interval.value, best, times_s[best]
 
 
 def _calls(inference: Inference) -> Iterator[tuple[str, Call]]:
