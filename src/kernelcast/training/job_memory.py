@@ -410,7 +410,7 @@ def check_fits(job: TrainingJob) -> TrainingMemory:
     raise DoesNotFit(
         f"{job.model.name} with {job.layout.label} needs {needed.peak_bytes / 2**30:,.1f} GiB on a GPU ({named}), "
         f"{needed.missing_bytes / 2**30:,.1f} GiB more than {job.gpu.id} has beside the "
-        f"{needed.reserved_bytes / 2**30:,.1f} GiB of what the framework reserves; recompute, or larger tp, pp, cp or zero "
-        "need less",
+        f"{needed.reserved_bytes / 2**30:,.1f} GiB that the framework reserves; recompute, or larger tp, pp, cp or "
+        "zero need less",
         needed,
     )
