@@ -126,6 +126,7 @@ def engine_service(
         parameters["kv_dtype"] = table.kv_dtype
     if question.dtype is None:
         parameters["dtype"] = table.dtype(models.model(name))
+        parameters["quantization"] = question.quantization or (None if parameters["dtype"] is None else "none")
     for parameter, key, type_ in (("async_scheduling", "async_scheduling", bool),
                                   ("gpu_memory_utilization", "gpu_memory_utilization", float)):  # fmt: skip
         if parameter not in given and isinstance(table.engine.get(key), type_):

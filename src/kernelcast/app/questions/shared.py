@@ -225,11 +225,13 @@ def resolve_conditions(
 
 def precision(model: Architecture, dtype: str | None, quantization: str | None, cache: str | None) -> Precision:
     """The formats of a served model. ``quantization``: the method as vLLM and SGLang name it; beside it ``dtype`` is of
-    activations, as in the engines, and alone it is of weights."""
+    activations, as in the engines, and alone it is of weights. "none": a quantised checkpoint's model, not quantised."""
     from kernelcast.models.precision import Precision
 
     stored = model.quantization
-    if quantization is None or quantization.lower() in ("auto", "none"):
+    if quantization is not None and quantization.lower() == "none":
+        return Precision.of(model, dtype or ("bf16" if stored else None), cache)
+    if quantization is None or quantization.lower() == "auto":
         if stored is not None and stored.weights not in (None, *_UNQUANTISED) and dtype in _ACTIVATIONS:
             warn(f"{model.name} is stored in {stored.weights}: `dtype` {dtype} is of activations, as in engines")
             return replace(Precision.of(model, None, cache), activations=dtype)
