@@ -30,10 +30,11 @@ def write_page(evidence: EndToEnd, path: Path) -> Path:
 
 
 def short_table(evidence: EndToEnd) -> str:
-    """A line a source: of the quantity that is published of all its rows."""
-    first = {line["source"]: line for line in reversed(evidence.error_lines("source"))}
+    """A line a source: of the quantity that is published of all its rows and has an interval (memory has none)."""
+    lines = [line for line in evidence.error_lines("source") if line["coverage"] is not None]
+    first = {line["source"]: line for line in reversed(lines)}
     rows = ([line["title"], f"{line['rows']:,}", line["quantity"], f"{line['mean']:.0f} ({line['median']:.0f})%",
-             "–" if line["coverage"] is None else f"{line['coverage']:.0%}"]
+             f"{line['coverage']:.0%}"]
             for line in reversed(first.values()))  # fmt: skip
     return markdown(["published", "results", "quantity", "mean (median) error", "inside the 80% interval"], rows)
 
