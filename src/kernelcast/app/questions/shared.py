@@ -225,7 +225,7 @@ def resolve_conditions(
 
 def precision(model: Architecture, dtype: str | None, quantization: str | None, cache: str | None) -> Precision:
     """The formats of a served model. ``quantization``: the method as vLLM and SGLang name it; beside it ``dtype`` is of
-    activations, as in the engines, and alone it is of weights. "none": a quantised checkpoint's model, not quantised."""
+    activations, as in the engines, and alone it is of weights. "none": not quantised, though the checkpoint is."""
     from kernelcast.models.precision import Precision
 
     stored = model.quantization
