@@ -102,14 +102,14 @@ def models(pattern: Pattern = None, json: Json = False) -> None:
 
 
 def matching(
-    names: Mapping[str, Iterable[str]], words: Sequence[str], unknown: Callable[[str], KernelcastError]
+    names: Mapping[str, Iterable[str]], pattern: Sequence[str], unknown: Callable[[str], KernelcastError]
 ) -> dict[str, str]:
-    """Those with a name that has the pattern in it, whatever the case and the separators; and the first such name."""
-    pattern = " ".join(words)
-    sought = f"*{_folded(pattern)}*"
+    """Those with a name that has the pattern in it, whatever the case and the separators; and the first such name.
+    ``pattern``: its parts, as a shell splits them."""
+    sought = f"*{_folded(' '.join(pattern))}*"
     found = {each: [one for one in spellings if fnmatchcase(_folded(one), sought)] for each, spellings in names.items()}
     if not any(found.values()):
-        raise unknown(pattern)
+        raise unknown(" ".join(pattern))
     return {each: spellings[0] for each, spellings in found.items() if spellings}
 
 
