@@ -266,6 +266,8 @@ def test_a_pattern_filters_the_gpus_by_all_of_their_names(run: Run) -> None:
     forties = {entry["id"] for entry in strict(ok(run, "gpus", "RTX 40", "--json"))}
     assert {"rtx_4060", "rtx_4070_ti_super", "rtx_4090"} <= forties
     assert all(gpu_id.startswith("rtx_40") for gpu_id in forties)
+    assert strict(ok(run, "gpus", "rtx", "4090", "--json")) == strict(ok(run, "gpus", "rtx 4090", "--json"))
+    assert "qwen3-30b-a3b-fp8" in ok(run, "models", "qwen3", "30b")
     assert "h200_nvl" in ok(run, "gpus", "hopper")
     assert [entry["id"] for entry in strict(ok(run, "gpus", "spark", "--json"))] == ["gb10"]
     assert "unknown gpu 'zzz'" in refused(run, "gpus", "zzz")

@@ -21,6 +21,12 @@ def test_the_order_comes_first(run: Run, tmp_path: Path) -> None:
     assert max(len(line) for line in out.splitlines()) <= 100
 
 
+def test_prices_of_one_day_have_one_date(run: Run) -> None:
+    _, out, _ = run("compare", "llama-3.1-8b", "--gpus", "h100_sxm", "--batch", "4", "--max-gpus", "1")
+    (line,) = (line for line in out.splitlines() if line.startswith("prices "))
+    assert ", read 20" in line and " to " not in line.partition(";")[0]
+
+
 def test_a_winner_that_nobody_measured_has_a_measured_one_beside_it(run: Run) -> None:
     words = ("compare", "llama-3.1-8b", "--gpus", "mi300x,h100_sxm", "--batch", "4", "--max-gpus", "1")
     _, out, _ = run(*words, "--price", "mi300x=0.1")
@@ -92,6 +98,7 @@ def test_reserved_is_another_price_and_unknown_stays_unknown(run: Run) -> None:
         (("--gpus", "h100_sxm", "--what-if", "drm*2"), "unknown GPU field 'drm'"),
         (("--gpus", "h100_sxm", "--what-if", "dram_bytes_per_s+2"), "--what-if takes FIELD=NUMBER or FIELD*FACTOR"),
         (("--gpus", "h100_sxm", "--zero", "3"), "these are of --training: leave out --zero"),
+        (("--gpus", "h100_sxm", "--dtype", "bf16,fp8"), "a row each format is asked for by --formats, as in bf16,fp8"),
         (("--gpus", "h100_sxm", "--ttft", "soon"), "--ttft takes a time above 0"),
         (("--gpus", "h100_sxm", "--prices", "/nowhere.toml"), "no file /nowhere.toml"),
         (("--training", "--gpus", "h100_sxm", "--rate", "3"), "--training does not serve: leave out --rate"),

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from running import Run, instead, strict
 
+from kernelcast.app.report.plan import reason
+from kernelcast.search.plan.search import MET
+
 SMALL = ("plan", "llama-3.1-8b", "--request-rate", "6", "--num-prompts", "150", "--input-len", "512", "--output-len",
          "32", "--gpus", "l40s,h100_sxm", "--max-gpus", "2", "--tp", "1", "--pp", "1", "--dtype", "bf16",
          "--max-num-seqs", "256", "--max-num-batched-tokens", "8192")  # fmt: skip
@@ -41,6 +44,22 @@ def test_as_data(run: Run) -> None:
 def test_a_price_changes_the_choice(run: Run) -> None:
     found = strict(run(*SMALL, *GOALS, "--price", "h100_sxm=0.1", "--json")[1])
     assert found["choice"]["gpu"] == "h100_sxm" and found["choice"]["price"]["source"] == "given with --price"
+
+
+def test_lines_of_a_narrow_terminal_end_at_their_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long GPU name puts USD per million tokens on a line of its own; no blank line ends the answer."""
+    monkeypatch.setenv("COLUMNS", "60")
+    out = run(*instead(SMALL, *GOALS, "--gpus", "l40s"))[1]
+    lines = out.splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("cheapest "))
+    assert lines[at].endswith(" USD/h") and lines[at + 1].endswith(" USD per million tokens out")
+    assert lines[at + 1].startswith(11 * " ") and lines[-1]
+
+
+def test_reasons_agree_with_their_number() -> None:
+    assert reason("does not fit in memory", 1) == "does not fit in memory"
+    assert reason("does not fit in memory", 2) == "do not fit in memory"
+    assert reason(MET, 3) == "meet the goals, but are no cheaper than the choice"
 
 
 def test_gpus_without_a_price_are_told(run: Run) -> None:

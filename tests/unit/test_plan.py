@@ -106,6 +106,17 @@ def test_sure_means_the_slow_end() -> None:
     assert surely.choice.sure and surely.choice.usd_per_hour >= likely.choice.usd_per_hour
 
 
+def test_the_slow_end_that_decides_is_the_one_that_is_printed() -> None:
+    """A borderline choice of ``sure`` must not break its goal at the slow end that stands beside it."""
+    within = grid({"l40": price(0.5)}, formats=("fp8",))
+    candidate = every(load(4.0), within)[0]
+    slow = ServiceSimulator(load(4.0), goals(1000, 40), DEFAULT, 0, "high")
+    printed = slow.both_ends(candidate).simulation
+    decides = slow.full(candidate).simulation.metrics
+    for goal in goals(1000, 40):
+        assert printed.metrics[goal.key] < decides[goal.key] == pytest.approx(printed.high[goal.key])
+
+
 def test_what_more_money_buys_and_where_it_breaks() -> None:
     found = asked(12.0, 500, 40)
     assert found.choice in found.front and found.headroom is not None

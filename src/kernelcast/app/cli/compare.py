@@ -56,6 +56,7 @@ def compare(
             report.write_plot(result, plot)
         print_result(result, json, report.fields, report.print_training, gpus.price_kind)
         return
+    trained.refuse(("dtype",), "a row each format is asked for by `formats`, as in bf16,fp8; `dtype` is of `training`")
     trained.refuse(asdict(trained), "these are of `training`")
     from kernelcast.app.report.compare import fields, print_comparison, write_plot
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated
 
@@ -21,13 +21,13 @@ from kernelcast.hardware import gpu_ids, unknown_gpu
 from kernelcast.ops import REGISTRY
 
 Pattern = Annotated[
-    str | None, argument("PATTERN", "only those with this in one of their names; * and ? as in a shell")
+    list[str] | None, argument("PATTERN", "only those with this in one of their names; * and ? as in a shell")
 ]
 GpuId = Annotated[str, argument("ID", "an id or name from `kernelcast gpus`, or a TOML file", values=gpu_names)]
 
 
 def register(app: typer.Typer) -> None:
-    add_command(app, gpus, "kernelcast gpus", "kernelcast gpus blackwell", "kernelcast gpus 'rtx 40' --json")
+    add_command(app, gpus, "kernelcast gpus", "kernelcast gpus blackwell", "kernelcast gpus rtx 40 --json")
     add_command(app, gpu, "kernelcast gpu h200_sxm", "kernelcast gpu h200_sxm --set dram_bytes_per_s=7e12")
     add_command(app, ops, "kernelcast ops --json")
     add_command(app, models, "kernelcast models", "kernelcast models qwen3", "kernelcast models coder --json")
@@ -102,13 +102,14 @@ def models(pattern: Pattern = None, json: Json = False) -> None:
 
 
 def matching(
-    names: Mapping[str, Iterable[str]], pattern: str, unknown: Callable[[str], KernelcastError]
+    names: Mapping[str, Iterable[str]], pattern: Sequence[str], unknown: Callable[[str], KernelcastError]
 ) -> dict[str, str]:
-    """Those with a name that has the pattern in it, whatever the case and the separators; and the first such name."""
-    sought = f"*{_folded(pattern)}*"
+    """Those with a name that has the pattern in it, whatever the case and the separators; and the first such name.
+    ``pattern``: its parts, as a shell splits them."""
+    sought = f"*{_folded(' '.join(pattern))}*"
     found = {each: [one for one in spellings if fnmatchcase(_folded(one), sought)] for each, spellings in names.items()}
     if not any(found.values()):
-        raise unknown(pattern)
+        raise unknown(" ".join(pattern))
     return {each: spellings[0] for each, spellings in found.items() if spellings}
 
 

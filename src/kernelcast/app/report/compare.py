@@ -215,7 +215,7 @@ def print_basis(comparison: Any, price_kind: str, levels: Iterable[str]) -> None
     dates = sorted(str(prices[name].date) for name in ids if name in prices and prices[name].date)
     without = [name for name in ids if name not in prices]
     if any(name in prices for name in ids):
-        when = f", read {dates[0]} to {dates[-1]}" if dates else ""
+        when = f", read {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
         price_type = f"{price_kind.replace('_', ' ')}, " if price_kind else ""
         show(f"prices     {price_type}USD a GPU-hour{when}; --json has each with its source")
     if any(gpu.changes for gpu in gpus):

@@ -42,6 +42,10 @@ _BINDS = {
     "front end": "the front ends (HTTP, tokeniser) bind: more replicas share them",
     "compute": "compute binds",
 }
+_PLURAL = {
+    "does not fit": "do not fit", "meets the goals, but is": "meet the goals, but are",
+    "simulated, and misses": "simulated, and miss", "needs more": "need more",
+}  # fmt: skip
 _LEFT_OUT = 6  # GPUs without a price that are named
 
 
@@ -152,16 +156,18 @@ def print_plan(plan: Plan, hub_name: str, unpriced: list[str]) -> None:
         show("", "start it")
         for line in commands(plan.choice.candidate, hub_name):
             show_command(line)
-    show("", *_searched(plan), _unpriced(unpriced))
+    show("", *_searched(plan), *_unpriced(unpriced))
 
 
 def _print_choice(plan: Plan, choice: SimulatedService) -> None:
     setting = choice.candidate
     name = setting.engine.deployment.gpu.name
     so_far = "" if plan.complete else " so far (interrupted)"
-    show(Text.assemble((f"cheapest{so_far}   ", ""), (f"{setting.gpus} x {name}", "bold"), "   ",
-                       (f"{setting.usd_per_hour:.2f} USD/h", "bold green"),
-                       f"   {digits(choice.usd_per_million, 3)} USD per million tokens out"),
+    first = Text.assemble((f"cheapest{so_far}   ", ""), (f"{setting.gpus} x {name}", "bold"), "   ",
+                          (f"{setting.usd_per_hour:.2f} USD/h", "bold green"))  # fmt: skip
+    tokens = f"   {digits(choice.usd_per_million, 3)} USD per million tokens out"
+    below = len(first) + len(tokens) > console().width  # a long name of a GPU
+    show(first if below else first + Text(tokens), *([f"        {tokens}"] if below else []),
          f"           {engine_text(setting)}; {limits_text(setting)}",
          f"           {sureness(choice)}", *_evidence(plan, choice))  # fmt: skip
     metrics, low, high = choice.simulation.metrics, choice.simulation.low, choice.simulation.high
@@ -222,7 +228,7 @@ def _front(plan: Plan) -> list[Any]:
 
 def _searched(plan: Plan) -> list[str]:
     counts = sorted(plan.discarded.items(), key=lambda item: -item[1])
-    counted = "; ".join(f"{count:,} {why}" for why, count in counts)
+    counted = "; ".join(f"{count:,} {reason(why, count)}" for why, count in counts)
     work = f"{plural(plan.settings, 'setting')}, {plural(plan.runs, 'simulation')}, {plan.seconds:.0f} s"
     lines = [f"searched   {work}: {counted}"]
     trial = plan.choice
@@ -236,11 +242,18 @@ def _searched(plan: Plan) -> list[str]:
     return lines
 
 
-def _unpriced(names: list[str]) -> str:
+def reason(why: str, count: int) -> str:
+    """Why settings were discarded, after their number."""
+    for one, many in _PLURAL.items() if count != 1 else ():
+        why = why.replace(one, many)
+    return why
+
+
+def _unpriced(names: list[str]) -> list[str]:
     if not names:
-        return ""
+        return []
     more = f" and {len(names) - _LEFT_OUT} more" if len(names) > _LEFT_OUT else ""
-    return f"no price   {', '.join(names[:_LEFT_OUT])}{more}: left out (--price {names[0]}=USD adds one)"
+    return [f"no price   {', '.join(names[:_LEFT_OUT])}{more}: left out (--price {names[0]}=USD adds one)"]
 
 
 # ---- as JSON ----

@@ -227,12 +227,27 @@ class ServiceSimulator:
         except _HopelessError:
             stopped = True
         served = RequestTimes.of(cluster.requests, load)
-        simulation = Simulation(service, load, served, cluster.step_log, NoGoals(), metrics(served, cluster.step_log))
+        values = metrics(served, cluster.step_log)
+        if self.variant == "high" and not stopped:
+            values |= self._slow_ends(cluster, values)
+        simulation = Simulation(service, load, served, cluster.step_log, NoGoals(), values)
         run = SimulatedService(candidate, simulation, self.goals, stopped)
         if keep and not stopped:
             kept = {goal.key: simulation.metrics.get(goal.key, 0.0) for goal in self.goals}
             self.points.append(CostPoint(candidate, kept, run.share))
         return run
+
+    def _slow_ends(self, slow: Cluster, values: Mapping[str, float]) -> dict[str, float]:
+        """The slow ends that `kernelcast simulate` prints of the goals' metrics: those of slow steps, widened by what
+        whole services are off. Without the widening a choice that counts as sure would break its goal as printed."""
+        service, load = slow.service, slow.load
+        likely = Cluster(service, load, self._tables, "likely", self.seed)
+        likely.run()
+        self.runs += 1
+        middle = metrics(RequestTimes.of(likely.requests, load), likely.step_log)
+        measured = likely.decode_engines[0].times.measured
+        keys = [goal.key for goal in self.goals if goal.key in middle and goal.key in values]
+        return {key: service.interval(load, key, (middle[key], middle[key], values[key]), measured)[1] for key in keys}
 
     def both_ends(self, candidate: ServiceCandidate) -> SimulatedService:
         """All of the load, at both ends of the forecast, as `kernelcast simulate` answers."""
