@@ -284,3 +284,11 @@ def test_gradient_accumulation_is_another_way_to_give_the_batch(run: Run) -> Non
     assert (found["global_batch"], found["layout"]["micro_batches"]) == (4 * 2 * 8, 8)
     assert "global_batch" not in found["answered_as"]
     assert "--global-batch of 64, not 12" in refused(run, *base, "--global-batch", "12")
+
+
+def test_names_of_gpus_that_begin_with_a_number_are_no_counts(run: Run) -> None:
+    for name, dp in (("4090", 2), ("3060 Ti", 2), ("2x4090", None)):
+        found = told(run, *shlex.split("train llama-3.2-1b --seq 512 --micro-batch 1 --qlora --recompute full --gpus"),
+                     name, *(() if dp is None else ("--dp", str(dp))))  # fmt: skip
+        assert (found["gpus"], found["layout"]["dp"]) == (2, 2)
+    assert "64 H100" not in refused(run, "train", "llama-3.2-1b", "--gpus", "64")

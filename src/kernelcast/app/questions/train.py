@@ -31,12 +31,23 @@ _run = partial(option, panel="Run")
 
 
 def _counted(text: str) -> tuple[str, int | None]:
-    """Which GPU, "" where none is named; and how many, None where no number is."""
-    for pattern in _COUNTS:
-        if match := pattern.fullmatch(text.strip()):
-            found = match.groupdict()
-            return found["gpu"] or found.get("name") or "", int(found["count"])
-    return text.strip(), None
+    """Which GPU, "" where none is named; and how many, None where no number is. 4090 and 3060 Ti are GPUs."""
+    match = next((match for pattern in _COUNTS if (match := pattern.fullmatch(text))), None)
+    if match is None or _known(text):
+        return text, None
+    found = match.groupdict()
+    return found["gpu"] or found.get("name") or "", int(found["count"])
+
+
+def _known(name: str) -> bool:
+    """Whether the whole text is the name of a GPU."""
+    from kernelcast.hardware import gpu
+
+    try:
+        gpu(name)
+    except KernelcastError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
