@@ -23,8 +23,8 @@ from kernelcast.files import check_folder, check_writable, complete
 Run = Callable[..., tuple[int, str, str]]
 SRC = Path(kc.__file__).parents[1]
 READ = {
-    "--again", "--calibration", "--data", "--measured", "--next", "--prices", "--recipe", "--report", "--requests",
-    "--server", "--tp-plan", "--weights", "--zoo",
+    "--again", "--calibration", "--config", "--data", "--measured", "--next", "--prices", "--recipe", "--report",
+    "--requests", "--server", "--tp-plan", "--weights", "--zoo",
 }  # fmt: skip
 
 

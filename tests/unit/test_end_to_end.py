@@ -27,6 +27,7 @@ from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Workload
 from kernelcast.models import model
 from kernelcast.stacks import stack, stack_ids
+from kernelcast.stacks.training_stack import training_stack_ids
 
 RUN = Setting("open loop", "vllm", "0.22", "h200_sxm", "data center", "dense", "tp2", "bf16")
 EVIDENCE = EndToEnd(
@@ -121,7 +122,7 @@ def test_what_ships_has_runs_and_every_spread_is_of_ten_results_or_more() -> Non
     shipped = end_to_end()
     assert len(shipped.runs) > 50 and sum(shipped.runs.values()) > 500
     engines = {run.engine for run in shipped.runs}
-    assert engines <= {name.partition("==")[0] for name in stack_ids()}
+    assert engines <= {name.partition("==")[0] for name in stack_ids()} | set(training_stack_ids())
     for spread in shipped.spreads:
         assert spread.cases >= 10
         assert all(0.3 <= share <= 1 and 0 <= added < 5 for share, added in spread.spread)
