@@ -22,7 +22,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def told(run: Run, *arguments: str, exit_code: int = 0) -> dict[str, Any]:
+def json_of(run: Run, *arguments: str, exit_code: int = 0) -> dict[str, Any]:
     code, out, err = run(*arguments, "--json")
     assert code == exit_code, err
     found: dict[str, Any] = strict(out)
@@ -37,7 +37,7 @@ def refused(run: Run, *arguments: str) -> str:
 
 
 def test_json_has_the_keys_of_the_contract(run: Run) -> None:
-    found = told(run, *LLAMA)
+    found = json_of(run, *LLAMA)
     assert set(found) >= KEYS
     assert 0 < found["time_s_low"] <= found["time_s"] <= found["time_s_high"]
     assert found["tokens_per_step"] == 32 * 4096
@@ -56,7 +56,7 @@ def test_json_has_the_keys_of_the_contract(run: Run) -> None:
 
 def test_python_answers_the_same(run: Run) -> None:
     answer = kc.train("llama-3.1-8b", gpus="8xH100", tp=2, global_batch=32, seq=4096, precision="fp8")
-    found = told(run, *LLAMA)
+    found = json_of(run, *LLAMA)
     assert found["time_s"] == pytest.approx(answer.step.time_s) and found["mfu"] == pytest.approx(answer.step.mfu)
     assert "TFLOP/s a GPU" in answer._repr_html_()
 
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_answered_with_exit_code_3(run: Run) -> None:
     sharded = ("train", "llama-3.1-70b", "--gpus", "8xH100", "--tp", "8")
     code, out, err = run(*sharded)
     assert (code, err) == (3, "") and "does not fit" in out
-    assert told(run, *sharded, exit_code=3)["fits"] is False
+    assert json_of(run, *sharded, exit_code=3)["fits"] is False
     huge = ("train", "llama-3.1-405b", "--gpus", "1xL40S", "--seq", "131072", "--micro-batch", "64")
     code, out, err = run(*huge)  # kernels with inputs that no GPU holds have no time
     assert (code, out, err.count("\n")) == (3, "", 1) and "GiB more than l40s has" in err
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_answered_with_exit_code_3(run: Run) -> None:
 )  # fmt: skip
 def test_names_of_other_projects_mean_the_same(run: Run, theirs: str, ours: str) -> None:
     base = shlex.split("train llama-3.2-1b --gpus 8xH100")
-    first, second = (told(run, *instead(base, *shlex.split(words))) for words in (theirs, ours))
+    first, second = (json_of(run, *instead(base, *shlex.split(words))) for words in (theirs, ours))
     assert first["layout"] == second["layout"] and first["time_s"] == second["time_s"]
 
 
@@ -135,7 +135,7 @@ def test_wrong_input_is_one_line(run: Run, words: str, why: str) -> None:
 
 def test_counts_of_gpus_and_names_of_hugging_face_are_taken(run: Run) -> None:
     base = shlex.split("train llama-3.2-1b --per-device-train-batch-size 2 --max-length 512 --stack hf --lora-r 8")
-    answers = [told(run, *base, "--gpus", said) for said in ("8xH100", "8 H100", "H100 x 8", "H100:8")]
+    answers = [json_of(run, *base, "--gpus", said) for said in ("8xH100", "8 H100", "H100 x 8", "H100:8")]
     assert len({answer["time_s"] for answer in answers}) == 1
     assert (answers[0]["gpus"], answers[0]["stack"], answers[0]["micro_batch"]) == (8, "huggingface", 2)
 
@@ -198,7 +198,7 @@ def test_config_files_are_read(run: Run, tmp_path: Path) -> None:
         path.write_text(text)
 
     def of(path: Path, gpus: str, *more: str) -> dict[str, Any]:
-        return told(run, "train", "llama-3.1-8b", "--gpus", gpus, "--config", str(path), *more)
+        return json_of(run, "train", "llama-3.1-8b", "--gpus", gpus, "--config", str(path), *more)
 
     found = of(titan, "8xH100")
     assert (found["layout"]["tp"], found["layout"]["dp"], found["layout"]["zero"]) == (2, 4, 3)
@@ -226,7 +226,9 @@ def test_config_files_are_read(run: Run, tmp_path: Path) -> None:
 def test_frozen_weights_are_stored_as_they_are_said(run: Run) -> None:
     """8.03 B parameters: 2 bytes in bf16, 1 in fp8, a little more than half of one in NF4."""
     base = shlex.split("train llama-3.1-8b --gpus 1xH100 --lora-rank 16 --recompute full --seq 1024")
-    sizes = [told(run, *base, *more)["memory"]["parameters_bytes"] for more in ([], ["--frozen", "fp8"], ["--qlora"])]
+    sizes = [
+        json_of(run, *base, *more)["memory"]["parameters_bytes"] for more in ([], ["--frozen", "fp8"], ["--qlora"])
+    ]
     assert sizes[0] == pytest.approx(2 * 8.03e9, rel=0.02)
     assert sizes[1] == pytest.approx(8.03e9 + 2 * 0.525e9, rel=0.1)  # the embedding stays in bf16
     assert 0.5 * 8.03e9 < sizes[2] < sizes[1]
@@ -234,18 +236,18 @@ def test_frozen_weights_are_stored_as_they_are_said(run: Run) -> None:
 
 def test_fp8_weights_are_gathered_in_8_bits(run: Run) -> None:
     base = shlex.split("train llama-3.1-8b --gpus 16xH100 --precision fp8_delayed --recompute full")
-    plain, gathered = (told(run, *base, *more) for more in ([], ["--fp8-param-gather"]))
+    plain, gathered = (json_of(run, *base, *more) for more in ([], ["--fp8-param-gather"]))
     assert gathered["memory_bytes"] < plain["memory_bytes"] and gathered["time_s"] <= plain["time_s"]
 
 
 def test_a_run_costs_its_tokens(run: Run) -> None:
     """1e12 tokens at so many a second, on 8 GPUs for 2 USD an hour."""
-    found = told(run, *LLAMA, "--tokens", "1e12", "--price", "h100_sxm=2")
+    found = json_of(run, *LLAMA, "--tokens", "1e12", "--price", "h100_sxm=2")
     seconds = 1e12 / found["tokens_per_s"]
     assert found["run"]["hours"] == pytest.approx(seconds / 3600)
     assert found["run"]["usd"] == pytest.approx(seconds / 3600 * 8 * 2)
     assert found["run"]["energy_j"] < 8 * 700 * seconds * 1.001 and found["run"]["goodput"] == 1
-    failing = told(run, *LLAMA, "--tokens", "1e12", "--checkpoint-every", "100", "--mtbf", "50700")
+    failing = json_of(run, *LLAMA, "--tokens", "1e12", "--checkpoint-every", "100", "--mtbf", "50700")
     assert failing["run"]["goodput"] < 1 and failing["run"]["hours"] > found["run"]["hours"]
 
 
@@ -261,34 +263,34 @@ def test_no_pytorch_is_needed() -> None:
 
 def test_search_finds_a_layout_that_fits_and_is_fastest(run: Run) -> None:
     question = shlex.split("train llama-3.2-1b --gpus 8xH100 --global-batch 32 --seq 4096 --search --cp 1")
-    found = told(run, *question)
+    found = json_of(run, *question)
     times = [each["time_s"] for each in found["search"]["ranked"]]
     assert found["fits"] and found["time_s"] == times[0] == min(times) and found["layout"]["cp"] == 1
     assert found["search"]["tried"] > 20 and "layouts" in run(*question)[1]
     layout = found["layout"]
-    again = told(
+    again = json_of(
         run, *question[:-3], "--tp", str(layout["tp"]), "--pp", str(layout["pp"]), "--recompute", found["recompute"],
         "--micro-batch", str(found["micro_batch"]),
     )  # fmt: skip
     assert again["time_s"] == pytest.approx(found["time_s"], rel=1e-6)
     line = next(text for text in run(*question)[1].split("\n\n") if "Megatron   " in text)
     flags = " ".join(line.partition("Megatron   ")[2].split())
-    assert told(run, *question[:4], *shlex.split(flags))["time_s"] == pytest.approx(found["time_s"], rel=1e-6)
+    assert json_of(run, *question[:4], *shlex.split(flags))["time_s"] == pytest.approx(found["time_s"], rel=1e-6)
     assert "give --global-batch" in refused(run, "train", "llama-3.2-1b", "--gpus", "8xH100", "--search")
     assert "leave out --dp" in refused(run, *question, "--dp", "2")
 
 
 def test_gradient_accumulation_is_another_way_to_give_the_batch(run: Run) -> None:
     base = shlex.split("train llama-3.2-1b --gpus 4xA100 --seq 512 --micro-batch 2 --gradient-accumulation-steps 8")
-    found = told(run, *base)
+    found = json_of(run, *base)
     assert (found["global_batch"], found["layout"]["micro_batches"]) == (4 * 2 * 8, 8)
     assert "global_batch" not in found["answered_as"]
     assert "--global-batch of 64, not 12" in refused(run, *base, "--global-batch", "12")
 
 
 def test_names_of_gpus_that_begin_with_a_number_are_no_counts(run: Run) -> None:
-    for name, dp in (("4090", 2), ("3060 Ti", 2), ("2x4090", None)):
-        found = told(run, *shlex.split("train llama-3.2-1b --seq 512 --micro-batch 1 --qlora --recompute full --gpus"),
-                     name, *(() if dp is None else ("--dp", str(dp))))  # fmt: skip
+    base = shlex.split("train llama-3.2-1b --seq 512 --micro-batch 1 --qlora --recompute full --gpus")
+    for given in (("4090", "--dp", "2"), ("3060 Ti", "--dp", "2"), ("2x4090",)):
+        found = json_of(run, *base, *given)
         assert (found["gpus"], found["layout"]["dp"]) == (2, 2)
     assert "64 H100" not in refused(run, "train", "llama-3.2-1b", "--gpus", "64")

@@ -74,7 +74,7 @@ function memory(answer, fits) {
     ["activations", bytes.activation_bytes],
     ["stack", bytes.stack_bytes],
   ].map(([name, value]) => [name, value, gibText(value)]);
-  const told = (name, text) => h("span", { dataset: { figure: name, value: fits[name] } }, text);
+  const figure = (name, text) => h("span", { dataset: { figure: name, value: fits[name] } }, text);
   return card(
     "Memory of a GPU",
     { id: "memory" },
@@ -87,10 +87,10 @@ function memory(answer, fits) {
     ),
     facts([
       ["memory of the GPU", gibText(bytes.gpu_bytes)],
-      ["largest batch of such requests", told("largest_batch", countText(fits.largest_batch))],
+      ["largest batch of such requests", figure("largest_batch", countText(fits.largest_batch))],
       [
         `longest prompts at batch ${countText(answer.requests)}`,
-        told("largest_input_len", `${countText(fits.largest_input_len)} tokens`),
+        figure("largest_input_len", `${countText(fits.largest_input_len)} tokens`),
       ],
     ]),
   );
