@@ -428,3 +428,11 @@ def test_more_sharding_never_needs_more(asked: TrainingJob, what: str) -> None:
         assume(what != "tp" or layout.ep == 1)
     less_bytes, more_bytes = (memory(replace(asked, layout=each)).peak_bytes for each in (layout, more))
     assert more_bytes <= less_bytes * (1 + 1e-9)
+
+
+def test_buffers_of_nccl_are_reserved_where_there_are_several_gpus() -> None:
+    llama, stack, gpu = model("llama-3.2-1b"), training_stack("megatron"), kc.gpu("h100_sxm")
+    alone, two = (memory(job(llama, TrainingLayout(dp=dp))) for dp in (1, 2))
+    assert (alone.reserved_bytes, two.reserved_bytes) == (1e9, 1e9 + 3e9)
+    assert (stack.reserved_bytes, stack.nccl_bytes) == (1e9, 3e9)
+    assert alone.fullest.available_bytes == gpu.dram_bytes - 1e9
