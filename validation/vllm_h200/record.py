@@ -3,11 +3,13 @@
 Usage, on a machine with the GPU and vLLM:  python record.py OUT SECONDS FOLDER...
 A FOLDER holds a model's config.json and a tokenizer; its name is the model's in kernelcast. Results are
 OUT/MODEL_LOAD.json, as read by `kernelcast replay`, without generated text, and OUT/MODEL.log, what the server said of
-its memory. Models are left out when SECONDS end. The client imports vLLM once for all loads of a model.
+its memory. Models are left out when SECONDS end. The client imports vLLM once for all loads of a model, and its first
+load is a warm-up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,24 +23,27 @@ from pathlib import Path
 # name: input, output, range ratio, prompts, request rate, concurrency
 LOADS = {
     "single": (512, 128, 0.0, 8, "inf", 1),
-    "mid": (1024, 256, 0.5, 180, "12", None),
-    "loop64": (1024, 256, 0.3, 192, "inf", 64),
-    "long": (6000, 128, 0.3, 36, "2", None),
+    "mid": (1024, 256, 0.5, 150, "12", None),
+    "loop64": (1024, 256, 0.3, 160, "inf", 64),
+    "long": (6000, 128, 0.3, 30, "2", None),
 }
-PORT, START_S, RUN_S = 8123, 150, 40
+WARM_UP = (1024, 32, 0.5, 80, "inf", None)  # kernels that are compiled at their first call; not kept
+PORT, START_S, RUN_S = 8123, 200, 30
 KEPT = re.compile("KV cache|backend|Maximum concurrency|graph|non-default|chunked|took|Error|error|memory|MoE|config")
 
 
 def client(model: str, folder: str, out: str, until: float, names: list[str]) -> None:
-    """All loads of one model, in this process."""
+    """All loads of one model, in this process, which imports vLLM while the server starts."""
     import argparse
 
     from vllm.benchmarks.serve import add_cli_args, main
 
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
-    for name in names:
-        tokens, written, ratio, prompts, rate, most = LOADS[name]
+    if not wait(until):
+        return
+    for name in ("warm_up", *names):
+        tokens, written, ratio, prompts, rate, most = LOADS.get(name, WARM_UP)
         if time.time() > until - RUN_S:
             print(f"{model} {name}: no time", flush=True)
             continue
@@ -50,6 +55,9 @@ def client(model: str, folder: str, out: str, until: float, names: list[str]) ->
                  "--disable-tqdm", *(["--max-concurrency", str(most)] if most else [])]  # fmt: skip
         main(parser.parse_args(given))
         path = Path(out) / f"{model}_{name}.json"
+        if name == "warm_up":
+            path.unlink()
+            continue
         result = json.loads(path.read_text())
         for key in ("generated_texts", "errors"):
             result.pop(key, None)
@@ -58,8 +66,8 @@ def client(model: str, folder: str, out: str, until: float, names: list[str]) ->
         path.write_text(json.dumps(result))
 
 
-def wait(server: subprocess.Popen[bytes], until: float) -> bool:
-    while time.time() < until and server.poll() is None:
+def wait(until: float, server: subprocess.Popen[bytes] | None = None) -> bool:
+    while time.time() < until and (server is None or server.poll() is None):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2)
             return True
@@ -75,20 +83,24 @@ def serve(folder: Path, out: Path, until: float) -> None:
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--load-format", "dummy",
                "--port", str(PORT), "--max-model-len", str(most), "--served-model-name", model]  # fmt: skip
     began, path = time.time(), out / f"{model}.log"
+    job = [sys.executable, __file__, "--client", model, str(folder), str(out), str(until), *names]
     with path.open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        loads = subprocess.Popen(job, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        if wait(server, min(until - RUN_S, began + START_S)):
+        if wait(min(until - RUN_S, began + START_S), server):
             print(f"{model} up after {time.time() - began:.0f} s", flush=True)
-            job = [sys.executable, __file__, "--client", model, str(folder), str(out), str(until), *names]
-            subprocess.run(job, timeout=max(20.0, until - time.time()), check=False, stdout=subprocess.DEVNULL)
+            loads.wait(timeout=max(20.0, until - time.time()))
+            print(f"{model} done after {time.time() - began:.0f} s", flush=True)
         else:
             print(f"{model} did not start", path.read_text(errors="replace")[-3000:], flush=True)
     except subprocess.TimeoutExpired:
         print(f"{model}: out of time", flush=True)
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        for process in (server, loads):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     lines = path.read_text(errors="replace").splitlines()
     path.write_text("\n".join(line[:400] for line in lines if KEPT.search(line))[:20000] + "\n")
 
