@@ -35,7 +35,7 @@ PRECISIONS = {
 
 def job(architecture: Architecture, batch: int = 1, seq: int = 512, dtype: str = "bf16") -> TrainingJob:
     return TrainingJob(
-        model=architecture, gpu=gpu("h200_sxm"), layout=TrainingLayout(), seq=seq, micro_batch=batch,
+        model=architecture, gpu=gpu("h200_sxm").replace(sustained_flops_per_j=None), layout=TrainingLayout(), seq=seq, micro_batch=batch,
         precision=PRECISIONS[dtype], stack=training_stack("huggingface"),
     )  # fmt: skip
 

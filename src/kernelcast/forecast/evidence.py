@@ -310,7 +310,7 @@ class Evidence:
     ) -> tuple[float, list[EvidenceMatch]]:
         """The measured configurations that the fewest and cheapest substitutions lie between, and what they cost."""
         full = kernel.with_defaults(given, target)
-        open_choices = [name for name in full if given[name] is None and name != "stack"]
+        open_choices = [name for name in full if given[name] is None and name != "stack" and not implied(kernel, name)]
         entries, dtype = self.by_op.get(kernel.op, ()), full["dtype"]
         known = any(entry.gpu == nearest_gpu for entry in entries)  # the networks know the op there
         new = 0 if target.id in self.gpus else 1 + (target.compute_capability not in self.capabilities)
@@ -378,6 +378,12 @@ class Evidence:
             self._cache[key] = differences
         known: list[Difference] = self._cache[key]
         return known
+
+
+def implied(kernel: type[Kernel], name: str) -> bool:
+    """Whether a choice that is not given has another parameter's value: a copy's format is its source's."""
+    parameter = kernel.parameters.get(name)
+    return parameter is not None and parameter.unset in kernel.parameters
 
 
 def _wider(match: EvidenceMatch, spread: Substitution) -> EvidenceMatch:

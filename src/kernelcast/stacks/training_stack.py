@@ -48,6 +48,7 @@ class TrainingStack:
     linear_views: tuple[float, float] = (0.0, 0.0)  # ops without a kernel of a linear layer: forward, backward
     linear_calls: float = 0.0  # of Python functions, of a linear layer
     parameter_calls: float = 0.0  # the same, of a tensor of parameters in the update
+    loss_values: tuple[float, float] = (2.0, 2.0)  # of a fused cross entropy, read and written for each logit: both passes
     gradient_passes: float = 2.0  # over gradients beside the update: their norm; cleared for the next step
     joined_models: tuple[str, ...] = ()  # model types whose q, k and v are one product all the same
     dropout: tuple[tuple[str, str], ...] = ()  # where model types have it: embedding, residual, attention
@@ -55,7 +56,7 @@ class TrainingStack:
     # by module and pass: the ops that eager code launches; without them a module is timed by the bytes it moves
 
     def __post_init__(self) -> None:
-        for name in ("attention_slowdown", "linear_views", "joined_models"):
+        for name in ("attention_slowdown", "linear_views", "joined_models", "loss_values"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "kernels", dict(self.kernels))
 

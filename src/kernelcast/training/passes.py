@@ -32,7 +32,7 @@ from kernelcast.training.layer_kernels import CONTEXT, EXPERT, LOOP, Kernel, Lay
 _PERMUTATION = {True: (2.7, 2.7), False: (6.0, 6.0)}
 _EXPERT_BIAS = (2.0, 1.0)  # added to each expert's rows; its gradient is their sum
 _ROPE = {True: (2.0, 2.0), False: (10.0, 10.0)}  # eager: rotated halves are joined, two products, a sum
-_LOSS = {True: (2.0, 2.0), False: (9.0, 9.0)}  # logits to fp32, their softmax, its gradient, to 16 bits
+_LOSS = (9.0, 9.0)  # eager: logits to fp32, their softmax, its gradient, to 16 bits
 _EMBEDDING = (2.0, 3.0)
 # FLOPs of attention's backward pass over the forward's are 2.5 (five products, two); what fused kernels reach in it is
 # 0.86 of the forward's FLOP/s: H100, head size 128, 8,192 tokens: cuDNN 518 and 600 TFLOP/s, FlashAttention-2 318 and
@@ -67,7 +67,8 @@ class Builder(LayerKernels):
         self.norm(op=self.model.final_norm or self.norm_op)
         vocab = -(-self.model.vocab // self.tp)
         self.linear("head", vocab, self.hidden, narrow=False)
-        self.vector("loss", self.tokens, vocab, _LOSS[self.stack.fused_cross_entropy], f"loss_{self.model.kind}")
+        values = self.stack.loss_values if self.stack.fused_cross_entropy else _LOSS
+        self.vector("loss", self.tokens, vocab, values, f"loss_{self.model.kind}")
         if self.model.tied_embeddings and "fork" in self.stack.kernels:  # gradients of the table's two uses
             self.vector("embedding", vocab, self.hidden, (0.0, 0.0 if self.adapted else 3.0), "fork")
         return unit

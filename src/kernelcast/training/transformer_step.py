@@ -14,6 +14,7 @@ from kernelcast.forecast.calls import Call
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import root_of
+from kernelcast.hardware.gpu import WGMMA
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 from kernelcast.schedule import Host
@@ -30,6 +31,9 @@ PARTS = (
     "host",
 )  # fmt: skip
 _KINDS = ("compute", TENSOR, CONTEXT, EXPERT)  # of a pass
+# Of Hopper's tensor cores: joules of a FLOP go with the bytes of a number to this power. Products repeated at the limit of
+# an H200 do 667 TFLOP/s in bf16 and 1,132 in fp8, medians (validation/power_h200_sxm.parquet). Elsewhere: with the bytes.
+_NARROWER = 0.76
 _BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, where another micro-batch's overlap them
 
 
@@ -82,21 +86,20 @@ def _launches(one: Pass, job: TrainingJob, times: Times | None = None) -> float:
 
 
 def call_s(call: Call, times: Times) -> float:
-    """Of a call in a run that lasts: at the GPU's power limit, or at a lower one (``held_s``). A product of half as
-    many bits takes half the energy."""
+    """Of a call in a run that lasts: at the GPU's power limit, or at a lower one (``held_s``)."""
     gpu, time_s = times.gpu, times[call].interval.value
     per_j = gpu.sustained_flops_per_j or gpu.tensor_flops_per_j
     if per_j is None or call.op not in ("gemm", "attention"):
         return time_s + held_s(call, time_s, times)
     given = call.arguments
-    bytes_each = find_dtype(given["dtype"]).act_bytes
+    joules = (find_dtype(given["dtype"]).act_bytes / 2) ** (_NARROWER if gpu.instruction_path == WGMMA else 1.0)
     if call.op == "gemm":
         flops = 2.0 * given["m"] * given["n"] * given["k"]
     else:
         queries, keys = given["q_len"], given["kv_len"]
         seen = keys - (queries - 1) / 2 if given["causal"] else keys
         flops = 4.0 * given["batch"] * given["q_heads"] * given["head_dim"] * queries * seen
-    time_s = max(time_s, float(flops * bytes_each / 2 / (per_j * root_of(gpu).power_w)))
+    time_s = max(time_s, float(flops * joules / (per_j * root_of(gpu).power_w)))
     return time_s + held_s(call, time_s, times)
 
 
