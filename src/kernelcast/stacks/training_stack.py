@@ -48,7 +48,7 @@ class TrainingStack:
     linear_views: tuple[float, float] = (0.0, 0.0)  # ops without a kernel of a linear layer: forward, backward
     linear_calls: float = 0.0  # of Python functions, of a linear layer
     parameter_calls: float = 0.0  # the same, of a tensor of parameters in the update
-    loss_values: tuple[float, float] = (2.0, 2.0)  # of a fused cross entropy, read and written for each logit: both passes
+    loss_values: tuple[float, float] = (2.0, 2.0)  # of a fused cross entropy, for each logit: both passes
     gradient_passes: float = 2.0  # over gradients beside the update: their norm; cleared for the next step
     joined_models: tuple[str, ...] = ()  # model types whose q, k and v are one product all the same
     dropout: tuple[tuple[str, str], ...] = ()  # where model types have it: embedding, residual, attention

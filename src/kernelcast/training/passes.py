@@ -34,10 +34,12 @@ _EXPERT_BIAS = (2.0, 1.0)  # added to each expert's rows; its gradient is their 
 _ROPE = {True: (2.0, 2.0), False: (10.0, 10.0)}  # eager: rotated halves are joined, two products, a sum
 _LOSS = (9.0, 9.0)  # eager: logits to fp32, their softmax, its gradient, to 16 bits
 _EMBEDDING = (2.0, 3.0)
-# FLOPs of attention's backward pass over the forward's are 2.5 (five products, two); what fused kernels reach in it is
-# 0.86 of the forward's FLOP/s: H100, head size 128, 8,192 tokens: cuDNN 518 and 600 TFLOP/s, FlashAttention-2 318 and
-# 370 (FlashAttention-3, arXiv 2407.08608, figures 5 and 6).
-BACKWARD_ATTENTION = 2.5 / 0.86
+# What fused kernels reach in attention's backward pass over the forward's FLOP/s. H100, head size 128, 8,192 tokens:
+# cuDNN 518 and 600 TFLOP/s, FlashAttention-2 318 and 370 (FlashAttention-3, arXiv 2407.08608, figures 5 and 6).
+BACKWARD_RATE = 0.86
+# Keys wider than values: cuDNN on B200, 192 and 128 numbers, 64 and 128 heads, 4,096 tokens: 0.61 and 0.64 of the peak,
+# 0.89 and 0.83 forward (SimuMax, the same file: sdp_bwd, sdp_fwd)
+WIDE_KEYS_RATE = 0.73
 FP8_ATTENTION = 1.4  # times 16-bit kernels: forward at head size 128, 8,192 tokens, H100 (the same paper, figure 7)
 # State-space and delta-rule mixers: the forward pass again, as nothing but its inputs is kept (mamba_ssm's
 # ssd_combined.py), and gradients of both operands of every product, at attention's 2.5 for what it makes again itself.
@@ -244,8 +246,10 @@ class Builder(LayerKernels):
         if self.stack.kernels:
             return self._eager_attention(given, forward, backward, times)
         call = Call.of("attention", given)
-        return (self.run("attention", call, forward, times),
-                self.back("attention", call, backward * BACKWARD_ATTENTION, 3.0))  # fmt: skip
+        # five products for two: scores again, and gradients of values, of scores, of queries and of keys
+        flops = (3 * dim + 2 * value_dim) / (dim + value_dim)
+        longer = flops / (BACKWARD_RATE if dim <= value_dim else WIDE_KEYS_RATE)
+        return (self.run("attention", call, forward, times), self.back("attention", call, backward * longer, 3.0))
 
     def _eager_attention(self, given: dict[str, Any], forward: float, backward: float, times: float
                          ) -> tuple[Kernel, Kernel]:  # fmt: skip

@@ -31,8 +31,8 @@ PARTS = (
     "host",
 )  # fmt: skip
 _KINDS = ("compute", TENSOR, CONTEXT, EXPERT)  # of a pass
-# Of Hopper's tensor cores: joules of a FLOP go with the bytes of a number to this power. Products repeated at the limit of
-# an H200 do 667 TFLOP/s in bf16 and 1,132 in fp8, medians (validation/power_h200_sxm.parquet). Elsewhere: with the bytes.
+# Of Hopper's tensor cores: joules of a FLOP go with the bytes of a number to this power. Products repeated at the limit
+# of an H200 do 667 TFLOP/s in bf16 and 1,132 in fp8, medians (validation/power_h200_sxm.parquet).
 _NARROWER = 0.76
 _BEHIND = 0.9  # of a pass's kernels that exchanges of experts can run beside, where another micro-batch's overlap them
 
