@@ -11,9 +11,11 @@ import pytest
 from sweeps import SMALL, work
 
 import kernelcast as kc
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.models import model
 from kernelcast.search.sweep.constraint import Constraint
-from kernelcast.search.sweep.file import SweepValues, legal_layouts, read_sweep, sweep_of
+from kernelcast.search.sweep.file import SweepValues, legal_layouts, sweep_of
+from kernelcast.search.sweep.run import sweep_job
 from kernelcast.search.sweep.space import Space
 from kernelcast.stacks import stack
 
@@ -172,7 +174,7 @@ def test_a_slip_in_the_file_is_one_line(tmp_path: Path, line: str, said: str) ->
     path = tmp_path / "sweep.toml"
     path.write_text("\n".join([*lines, line]))
     with pytest.raises(kc.KernelcastError) as error:
-        read_sweep(path)
+        sweep_job(path, Conditions())
     assert said in str(error.value) and str(path) in str(error.value)
 
 
@@ -180,5 +182,5 @@ def test_what_is_missing_and_what_nothing_keeps(tmp_path: Path) -> None:
     with pytest.raises(kc.KernelcastError, match="gpu is missing"):
         sweep_of({"model": "llama-3.1-8b"})
     with pytest.raises(kc.KernelcastError, match="no file"):
-        read_sweep(tmp_path / "none.toml")
+        sweep_job(tmp_path / "none.toml", Conditions())
     assert work(SMALL, where=["gpus > 8"]).space.count == work(SMALL, where=["batch < 0"]).space.count == 0

@@ -207,12 +207,28 @@ def layouts(
             micro_batches, rest = divmod(global_batch, dp * micro_batch)
             if rest or (virtual > 1 and micro_batches % pp):
                 continue
-            schedule: dict[str, Any] = {"schedule": "interleaved", "virtual_stages": virtual} if virtual > 1 else {}
             for zero, recompute in itertools.product(zeros, recomputes):
-                layout = replace(base, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, expert_tp=expert_tp, zero=zero,
-                                 sequence_parallel=tp > 1, micro_batches=micro_batches, **schedule)  # fmt: skip
+                layout = job_layout(base, gpus, global_batch, micro_batch, tp=tp, cp=cp, pp=pp, ep=ep,
+                                    expert_tp=expert_tp, virtual_stages=virtual, zero=zero)  # fmt: skip
                 yield TrainingJob(model=model, gpu=gpu, layout=layout, seq=seq, micro_batch=micro_batch, stack=run,
                                   precision=formats, recompute=recompute, **settings)  # fmt: skip
+
+
+def job_layout(
+    base: TrainingLayout, gpus: int, global_batch: int, micro_batch: int, *, tp: int = 1, cp: int = 1, pp: int = 1,
+    ep: int = 1, expert_tp: int = 1, virtual_stages: int = 1, zero: int = 0,
+) -> TrainingLayout:  # fmt: skip
+    """A layout whose data parallel ranks and micro-batches follow from the GPUs and the batch."""
+    dp, rest = divmod(gpus, tp * cp * pp)
+    if rest:
+        raise KernelcastError(f"tp {tp} x cp {cp} x pp {pp} do not divide {gpus} GPUs")
+    micro_batches, rest = divmod(global_batch, dp * micro_batch)
+    if rest:
+        raise KernelcastError(f"global_batch {global_batch} is no multiple of micro_batch {micro_batch} x dp {dp}")
+    schedule: dict[str, Any] = {"schedule": "interleaved", "virtual_stages": virtual_stages}
+    return replace(base, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, expert_tp=expert_tp, zero=zero if dp * cp > 1 else 0,
+                   sequence_parallel=tp > 1, micro_batches=micro_batches,
+                   **(schedule if virtual_stages > 1 else {}))  # fmt: skip
 
 
 def _sizes(

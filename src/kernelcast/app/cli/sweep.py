@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kernelcast.search.sweep.query import SweepTable
     from kernelcast.search.sweep.rows import SweepJob
     from kernelcast.search.sweep.run import SweepOutcome
+    from kernelcast.search.sweep.training import TrainingSweepJob
 
 
 def register(app: typer.Typer) -> None:
@@ -41,16 +42,14 @@ def sweep(question: SweepQuestion, json: Json = False) -> None:
     """Predict every setting that a file describes. Run again after a stop, it continues there."""
     from kernelcast.app.report.sweep import outcome_fields, print_outcome
     from kernelcast.search.sweep.engines import sweep_engine
-    from kernelcast.search.sweep.file import read_sweep
     from kernelcast.search.sweep.query import open_sweep
-    from kernelcast.search.sweep.rows import SweepJob, hourly_prices
+    from kernelcast.search.sweep.run import sweep_job
 
     question.objectives()
     if question.chunk_settings is not None and question.chunk_settings < 1:
         raise KernelcastError(f"`chunk_settings` must be 1 or more, not {question.chunk_settings}")
     engine = sweep_engine(question.engine, question.workers, question.address)
-    settings = read_sweep(question.file)
-    work = SweepJob(settings, question.conditions, hourly_prices(settings.gpus, question.prices, question.price or ()))
+    work = sweep_job(question.file, question.conditions, question.prices, question.price or ())
     outcome = _run(work, question.out or Path(f"{question.file.stem}.sweep"), engine, question)
     with open_sweep(outcome.folder) as rows:
         statuses = rows.statuses()
@@ -61,7 +60,7 @@ def sweep(question: SweepQuestion, json: Json = False) -> None:
             print_best_rows(question, rows)
 
 
-def _run(work: SweepJob, folder: Path, engine: SweepEngine, question: SweepQuestion) -> SweepOutcome:
+def _run(work: SweepJob | TrainingSweepJob, folder: Path, engine: SweepEngine, question: SweepQuestion) -> SweepOutcome:
     from kernelcast.search.sweep.run import run_sweep
 
     with progress_bar(transient=True) as task:

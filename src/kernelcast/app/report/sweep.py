@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kernelcast.app.report.json import attributes, plain
 from kernelcast.app.report.text import dense_table, digits, plural, show, time_text
-from kernelcast.search.sweep.file import LAYOUT, NAMES, SIZES
+from kernelcast.search.sweep.file import LAYOUT
 from kernelcast.search.sweep.query import Objective, QueryResult
 from kernelcast.search.sweep.run import SweepOutcome
 
@@ -24,7 +24,8 @@ _SHORT = {
     "dollars_per_million_tokens": "$/M tokens", "memory_bytes": "GiB", "available_bytes": "GiB there",
     "usd_per_hour": "$/h",
 }  # fmt: skip
-_ALWAYS = ("tokens_per_s_per_gpu", "ttft_s", "tpot_s", "dollars_per_million_tokens")
+_ALWAYS = ("tokens_per_s_per_gpu", "ttft_s", "tpot_s", "step_s", "mfu", "dollars_per_million_tokens")
+_SIZES_OF_ONE = (*LAYOUT, "cp", "expert_tp", "virtual_stages")  # which say nothing
 
 
 def outcome_fields(outcome: SweepOutcome, statuses: Mapping[str, int]) -> dict[str, Any]:
@@ -48,17 +49,21 @@ def print_best(result: QueryResult, title: str, wanted: Sequence[Objective]) -> 
     if not rows:
         show("", f"{title}: no row")
         return
-    settings = ("setting", *NAMES, "gpus", *LAYOUT, "skew", *SIZES)
+    names = list(rows[0])
+    settings = names[: names.index("status")]
     differ = [name for name in settings if len({row[name] for row in rows}) > 1]
-    shared = [f"{name} {_cell(name, rows[0][name])}" for name in settings
-              if name not in differ and rows[0][name] not in (None, False)
-              and (name not in LAYOUT or rows[0][name] != 1) and name not in ("setting", "cached", "skew")]  # fmt: skip
+    shared = [
+        f"{name} {_cell(name, rows[0][name])}" for name in settings
+        if name not in (*differ, "setting", "cached", "skew") and rows[0][name] not in (None, False)
+        and (name not in _SIZES_OF_ONE or rows[0][name] != 1)
+    ]  # fmt: skip
     objectives = [objective.column for objective in wanted]
-    columns = list(dict.fromkeys(["setting", *differ, *objectives, *_ALWAYS, "bound_by", "support"]))
-    names = [name for name in columns if name in (*NAMES, "bound_by", "support")]
+    shown = ["setting", *differ, *objectives, *_ALWAYS, "bound_by", "support"]
+    columns = [name for name in dict.fromkeys(shown) if name in names]
+    texts = [name for name in columns if isinstance(rows[0][name], str)]
     table = dense_table(
         *(_SHORT.get(name, name.removesuffix("_s")) for name in columns),
-        left=[_SHORT.get(name, name.removesuffix("_s")) for name in names],
+        left=[_SHORT.get(name, name.removesuffix("_s")) for name in texts],
         rows=[[_cell(name, row[name]) for name in columns] for row in rows],
     )
     show("", Text(title, "bold"), *([", ".join(shared)] if shared else []))

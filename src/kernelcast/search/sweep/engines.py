@@ -20,6 +20,7 @@ from kernelcast._version import __version__
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.search.sweep.rows import SweepJob, weights_digest
 from kernelcast.search.sweep.space import Chunk
+from kernelcast.search.sweep.training import TrainingSweepJob
 
 ENGINES = ("processes", "ray", "one")
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # of a worker's NumPy
@@ -40,7 +41,7 @@ Result = tuple[Chunk, bytes | FailedChunk]
 
 
 class SweepEngine(Protocol):
-    def run(self, job: SweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
+    def run(self, job: SweepJob | TrainingSweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
         """The rows of every chunk, as they are finished."""
 
 
@@ -66,7 +67,7 @@ def disable_threads() -> None:
 class SerialEngine:
     """This process alone."""
 
-    def run(self, job: SweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
+    def run(self, job: SweepJob | TrainingSweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
         for chunk in chunks:
             yield chunk, job.rows(chunk)
 
@@ -78,7 +79,7 @@ class ProcessEngine:
 
     workers: int
 
-    def run(self, job: SweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
+    def run(self, job: SweepJob | TrainingSweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
         waiting, deaths, deaths_in_a_row = deque(chunks), Counter[int](), 0
         busy: dict[Any, _Worker] = {}  # by the end of the pipe that is here
         try:
@@ -114,7 +115,7 @@ class ProcessEngine:
 class _Worker:
     """A process and the chunk that it has."""
 
-    def __init__(self, job: SweepJob, chunk: Chunk) -> None:
+    def __init__(self, job: SweepJob | TrainingSweepJob, chunk: Chunk) -> None:
         context = multiprocessing.get_context("spawn")  # a fork of a process that has threads may hang
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, job), daemon=True)
@@ -192,7 +193,7 @@ class RayEngine:
     address: str | None = None
     workers: int | None = None
 
-    def run(self, job: SweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
+    def run(self, job: SweepJob | TrainingSweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
         try:
             import ray
         except ImportError:
@@ -218,7 +219,7 @@ class RayEngine:
             raise KernelcastError(f"no Ray cluster at {self.address or 'this machine'}: {why}") from None
 
 
-def _run_on(ray: Any, job: SweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
+def _run_on(ray: Any, job: SweepJob | TrainingSweepJob, chunks: Sequence[Chunk]) -> Iterator[Result]:
     """A few chunks per core at once; Ray gives the chunk of a worker or a node that died to another."""
     task = ray.remote(num_cpus=1, max_retries=TRIES - 1, runtime_env={"env_vars": THREADS})(_rows_on_node)
     shared, versions = ray.put(job), (__version__, weights_digest(job.conditions))
@@ -240,7 +241,7 @@ def _run_on(ray: Any, job: SweepJob, chunks: Sequence[Chunk]) -> Iterator[Result
                 yield chunk, FailedChunk(f"killed {TRIES} workers ({type(error).__name__})")
 
 
-def _rows_on_node(job: SweepJob, chunk: Chunk, versions: tuple[str, str]) -> bytes:
+def _rows_on_node(job: SweepJob | TrainingSweepJob, chunk: Chunk, versions: tuple[str, str]) -> bytes:
     here = (__version__, weights_digest(job.conditions))
     if here != versions:
         raise KernelcastError(

@@ -124,7 +124,7 @@ def _integer(key: str, value: Any, least: int, most: float = _LARGEST) -> int:
     return value
 
 
-def _names(key: str, given: Any) -> list[str]:
+def names_of(key: str, given: Any) -> list[str]:
     """One name or a list of names."""
     listed = given if isinstance(given, list) else [given]
     if not listed or not all(isinstance(name, str) for name in listed):
@@ -211,29 +211,25 @@ class Sweep:
         return tuple(Constraint(text, self.names, (*LAYOUT, "gpus", "skew", *SIZES)) for text in self.where)
 
 
-def read_sweep(path: Path) -> Sweep:
-    """Refuses unknown keys and names, and values that no setting can have."""
+def read_toml_file(path: Path) -> dict[str, Any]:
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise KernelcastError(f"no file {path}; a sweep is a TOML file that gives at least model and gpu") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise KernelcastError(f"{path} is not readable as TOML: {error}") from None
-    try:
-        return sweep_of(given)
-    except KernelcastError as error:
-        raise KernelcastError(f"{path}: {error}") from None
 
 
 def sweep_of(given: Mapping[str, Any]) -> Sweep:
+    """Refuses unknown keys and names, and values that no setting can have."""
     given = canonical_names(given, KEYS)
     refuse_unknown("key", given, KEYS)
     for key, example in (("model", "llama-3.1-8b"), ("gpu", "h200_sxm")):
         if key not in given:
             raise KernelcastError(f'{key} is missing: give one or more, as in {key} = ["{example}"]')
-    models = _looked_up("model", given["model"], model, model_ids, lambda each: each.name)
-    gpus = _looked_up("gpu", given["gpu"], gpu, gpu_ids, lambda each: each.id)
-    stacks = _looked_up("stack", given.get("stack", "vllm"), stack, stack_ids, lambda each: each.id)
+    models = looked_up("model", given["model"], model, model_ids, lambda each: each.name)
+    gpus = looked_up("gpu", given["gpu"], gpu, gpu_ids, lambda each: each.id)
+    stacks = looked_up("stack", given.get("stack", "vllm"), stack, stack_ids, lambda each: each.id)
     samples = _optional_integer(given, "samples", None, 1)
     sizes = {
         name: SweepValues.read(name, given.get(name, _DEFAULTS.get(name)), _LEAST[name], samples is not None)
@@ -251,19 +247,19 @@ def sweep_of(given: Mapping[str, Any]) -> Sweep:
     return sweep
 
 
-def _looked_up(
+def looked_up(
     key: str, given: Any, find: Callable[[str], T], ids: Callable[[], Sequence[str]], name_of: Callable[[T], str]
 ) -> tuple[T, ...]:
     """Things by their names; "all": the catalogue."""
     chosen: dict[str, T] = {}
-    for each in map(find, ids() if given == "all" else _names(key, given)):
+    for each in map(find, ids() if given == "all" else names_of(key, given)):
         if chosen.setdefault(name_of(each), each) != each:
             raise KernelcastError(f"two different {key}s are called {name_of(each)}; rename one")
     return tuple(chosen.values())
 
 
 def _formats(key: str, given: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
-    listed = _names(key, given.get(key, AS_STORED))
+    listed = names_of(key, given.get(key, AS_STORED))
     chosen = [AS_STORED if name.lower() == "auto" else canonical_dtype(name) for name in listed]
     refuse_unknown(key, chosen, (AS_STORED, *known))
     return tuple(dict.fromkeys(chosen))

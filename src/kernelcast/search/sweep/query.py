@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.files import quoted, text
-from kernelcast.search.sweep.rows import BETTER, COLUMNS, STATUSES
+from kernelcast.search.sweep.rows import BETTER, COLUMNS, STATUSES, TRAINING_COLUMNS
 from kernelcast.search.sweep.run import CHUNKS, SweepFolder
 
 if TYPE_CHECKING:
@@ -31,10 +31,11 @@ class Objective:
     def read(cls, text: str) -> Objective:
         """'tpot_s', or 'batch:max' where the direction is not plain (or the other one is wanted)."""
         name, colon, better = text.strip().partition(":")
-        refuse_unknown("column", [name], COLUMNS)
+        kinds = {**COLUMNS, **TRAINING_COLUMNS}
+        refuse_unknown("column", [name], kinds)
         if colon and better not in ("min", "max"):
             raise KernelcastError(f"{text!r}: after the colon is min or max, as in {name}:min")
-        if COLUMNS[name] == "VARCHAR":
+        if kinds[name] == "VARCHAR":
             raise KernelcastError(f"{name} is text: use a column of numbers, such as tokens_per_s_per_gpu")
         if not better and name not in BETTER:
             raise KernelcastError(f"is less or more {name} better? write {name}:min or {name}:max")
@@ -123,9 +124,8 @@ def open_sweep(path: Path) -> Iterator[SweepTable]:
     if not files:
         raise KernelcastError(f"none of the {total:,} chunks of {path} is finished yet")
     with duckdb.connect() as connection:
-        names = ", ".join(map(quoted, COLUMNS))
         with _plain_errors():
-            connection.execute(f"CREATE VIEW {TABLE} AS SELECT {names} FROM read_parquet({_sql_list(files)})")
+            connection.execute(f"CREATE VIEW {TABLE} AS SELECT * FROM read_parquet({_sql_list(files)})")
             connection.execute(f"SET allowed_directories = {_sql_list([str(root)])}")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")

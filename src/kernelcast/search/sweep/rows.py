@@ -36,17 +36,31 @@ _TEXTS = ("status", "reason", "precision", "bound_by", "support")
 _INFERRED = (*_SECONDS, "tokens_per_s", "memory_bytes", "available_bytes", "fits", "bound_by", "support")
 # columns of a setting first, then of its forecast; as DuckDB types them
 COLUMNS: Mapping[str, str] = {
-    "setting": "BIGINT", **dict.fromkeys(NAMES, "VARCHAR"), **dict.fromkeys(LAYOUT, "INTEGER"),
-    "sequence_parallel": "BOOLEAN", "gpus": "INTEGER", "skew": "DOUBLE", **dict.fromkeys(SIZES, "INTEGER"),
+    "setting": "BIGINT", **dict.fromkeys(NAMES, "VARCHAR"), "gpus": "INTEGER", **dict.fromkeys(LAYOUT, "INTEGER"),
+    "sequence_parallel": "BOOLEAN", "skew": "DOUBLE", **dict.fromkeys(SIZES, "INTEGER"),
     "status": "VARCHAR", "reason": "VARCHAR", "precision": "VARCHAR", **dict.fromkeys(_SECONDS, "DOUBLE"),
     "tokens_per_s": "DOUBLE", "tokens_per_s_per_gpu": "DOUBLE", "requests_per_s": "DOUBLE", "memory_bytes": "DOUBLE",
     "available_bytes": "DOUBLE", "fits": "BOOLEAN", "bound_by": "VARCHAR", "support": "VARCHAR",
     "usd_per_hour": "DOUBLE", "dollars_per_million_tokens": "DOUBLE",
 }  # fmt: skip
+_STEP = tuple(f"step_s{end}" for end in _ENDS)
+TRAINING_COLUMNS: Mapping[str, str] = {
+    "setting": "BIGINT", **dict.fromkeys(("model", "gpu", "stack", "precision", "recompute"), "VARCHAR"),
+    **dict.fromkeys(("seq", "global_batch", "micro_batch", "micro_batches", "gpus", "dp", "tp", "cp", "pp",
+                     "virtual_stages", "ep", "expert_tp", "zero"), "INTEGER"),
+    "status": "VARCHAR", "reason": "VARCHAR", **dict.fromkeys(_STEP, "DOUBLE"),
+    **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "bubble_s", "memory_bytes",
+                     "available_bytes"), "DOUBLE"), "fits": "BOOLEAN", "support": "VARCHAR",
+    "usd_per_hour": "DOUBLE", "dollars_per_million_tokens": "DOUBLE",
+}  # fmt: skip
 # which direction is better, where that is plain
 BETTER: Mapping[str, str] = {
-    **dict.fromkeys((*_SECONDS, "gpus", "memory_bytes", "usd_per_hour", "dollars_per_million_tokens"), "min"),
-    **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "requests_per_s", "available_bytes"), "max"),
+    **dict.fromkeys(
+        (*_SECONDS, *_STEP, "bubble_s", "gpus", "memory_bytes", "usd_per_hour", "dollars_per_million_tokens"), "min"
+    ),
+    **dict.fromkeys(
+        ("tokens_per_s", "tokens_per_s_per_gpu", "requests_per_s", "available_bytes", "tflops_per_gpu", "mfu"), "max"
+    ),
 }
 
 
@@ -160,14 +174,12 @@ def _inferred(cases: Sequence[tuple[Deployment | str, Workload | str]], conditio
     return columns
 
 
-def parquet(columns: Columns) -> bytes:
-    """Columns of COLUMNS as a Parquet file; NaN and None are NULL."""
+def parquet(columns: Columns, kinds: Mapping[str, str] = COLUMNS) -> bytes:
+    """Columns of these kinds as a Parquet file; NaN and None are NULL."""
     import duckdb
 
     cells: dict[str, NDArray[np.float64]] = {}
-    select = [
-        f"CAST({encoded(column, cells)} AS {COLUMNS[name]}) AS {quoted(name)}" for name, column in columns.items()
-    ]
+    select = [f"CAST({encoded(column, cells)} AS {kinds[name]}) AS {quoted(name)}" for name, column in columns.items()]
     with TemporaryDirectory(prefix="kernelcast-") as folder, duckdb.connect() as connection:
         path = Path(folder) / "rows.parquet"
         connection.execute("SET threads = 1")  # one order of row groups

@@ -10,18 +10,21 @@ import math
 import pickle
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernelcast._version import __version__
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.files import complete
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.search.sweep.engines import FailedChunk, SweepEngine
-from kernelcast.search.sweep.rows import SweepJob, weights_digest
+from kernelcast.search.sweep.file import read_toml_file, sweep_of
+from kernelcast.search.sweep.rows import SweepJob, hourly_prices, weights_digest
 from kernelcast.search.sweep.space import Chunk
+from kernelcast.search.sweep.training import TrainingSweep, TrainingSweepJob
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -33,7 +36,26 @@ CHUNK_SETTINGS = 2000  # of a large sweep: a second or so of one core
 _LEAST, _PARTS = 256, 32  # of a small one, that several workers have something to do
 
 
-def basis_of(job: SweepJob, chunk_settings: int) -> dict[str, Any]:
+MODES = ("inference", "training")
+
+
+def sweep_job(
+    path: Path, conditions: Conditions, prices: Path | None = None, price: Sequence[str] = ()
+) -> SweepJob | TrainingSweepJob:
+    """What a file describes: batches that an engine runs, or training jobs (``mode = "training"``)."""
+    given = read_toml_file(path)
+    try:
+        refuse_unknown("mode", [given.get("mode", MODES[0])], MODES)
+        if given.pop("mode", None) == "training":
+            training = TrainingSweep.of(given)
+            return TrainingSweepJob(training, conditions, hourly_prices(training.gpus, prices, price))
+        sweep = sweep_of(given)
+    except KernelcastError as error:
+        raise KernelcastError(f"{path}: {error}") from None
+    return SweepJob(sweep, conditions, hourly_prices(sweep.gpus, prices, price))
+
+
+def basis_of(job: SweepJob | TrainingSweepJob, chunk_settings: int) -> dict[str, Any]:
     """Everything that determines the rows, by names for error messages."""
     sweep, conditions = job.sweep, job.conditions
     digests = {f"model {each.name}": _sha(repr(each).encode()) for each in sweep.models}
@@ -166,8 +188,8 @@ class SweepOutcome:
 
 
 def run_sweep(
-    job: SweepJob, path: Path, engine: SweepEngine, *, chunk_settings: int | None = None, fresh: bool = False,
-    on_progress: Callable[[int, int, int], None] = lambda done, total, before: None,
+    job: SweepJob | TrainingSweepJob, path: Path, engine: SweepEngine, *, chunk_settings: int | None = None,
+    fresh: bool = False, on_progress: Callable[[int, int, int], None] = lambda done, total, before: None,
 ) -> SweepOutcome:  # fmt: skip
     """Computes the missing chunks. Refuses a sweep without settings, and a folder that holds another sweep.
     ``on_progress`` gets the settings that are done, all of them, and those that were done before this run."""
