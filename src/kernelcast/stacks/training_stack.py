@@ -52,6 +52,7 @@ class TrainingStack:
     gradient_passes: float = 2.0  # over gradients beside the update: their norm; cleared for the next step
     joined_models: tuple[str, ...] = ()  # model types whose q, k and v are one product all the same
     dropout: tuple[tuple[str, str], ...] = ()  # where model types have it: embedding, residual, attention
+    saved: tuple[tuple[str, float], ...] = ()  # tensors of its input's size that a module keeps, beside its output
     kernels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = field(default_factory=dict, hash=False)
     # by module and pass: the ops that eager code launches; without them a module is timed by the bytes it moves
 

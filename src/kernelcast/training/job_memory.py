@@ -105,8 +105,10 @@ def shape_of(job: TrainingJob) -> Sharded:
         cp_comm=layout.cp_comm, expert_tp=layout.expert_tp, element=element, linear=precision.saved_bytes,
         attention=min(element, find_dtype(precision.attention).act_bytes), busiest=_busiest(job),
         quantised=precision.saved_bytes != element, rank=lora.rank if lora else 0,
-        trained=lora.targets if lora else LORA_TARGETS, fused_norms=stack.fused_norms,
-        fused_activation=stack.fused_activation,
+        trained=lora.targets if lora else LORA_TARGETS,
+        fused_norms=stack.fused_norms or job.model.layers[0].layer.norms.op in dict(stack.saved),
+        fused_activation=stack.fused_activation, saved=stack.saved,
+        masked="residual" in dict(stack.dropout).get(job.model.model_type, ""),
     )  # fmt: skip
 
 
@@ -179,7 +181,8 @@ class _Rank:
     def _logits(self) -> tuple[float, float]:
         """While the loss runs, and while the product before it does; losses of further tokens wait for their turn."""
         fused = self.job.stack.fused_cross_entropy
-        steps = head_steps(self.job.model.final_norm, self.shape, self.job.model.vocab / self.shape.tp, fused)
+        steps = head_steps(self.job.model.final_norm, self.shape, self.job.model.vocab / self.shape.tp, fused,
+                           4.0 if self.job.model.kind == "decoder" else self.element)  # fmt: skip
         waiting = len(self.modules) * kept(steps)
         return most_alive(steps, 0.0) + waiting, most_alive(steps[:-1], 0.0) + waiting
 

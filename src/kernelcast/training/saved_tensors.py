@@ -59,6 +59,8 @@ class Sharded:
     rank: int = 0
     fused_norms: bool = True
     fused_activation: bool = True
+    saved: tuple[tuple[str, float], ...] = ()  # of activations, tensors kept beside what they give; else their input
+    masked: bool = False  # dropout before the residual, whose mask takes a byte a number
     busiest: float = 1.0  # tokens of the busiest rank's experts over the mean
 
     @property
@@ -186,9 +188,10 @@ def _block(
     """Up, activation and down on ``rows`` tokens a token. ``modules``: that run all of it again."""
     up, inter = (rows * shape.element * width / shards for width in (block.up_width, block.inter))
     separate = 0.0 if shape.fused_activation or not block.gated else inter  # the activation's output, times up
+    up_kept = up * dict(shape.saved).get(block.activation, 1.0)
     return [
         Step(0.0, entering, up, is_product=True),
-        Step(up + separate, up, inter, modules),
+        Step(up_kept + separate, up, inter, modules),
         Step(shape.input_of("fc2", inter / shape.element), modules=(*modules, act)),
         Step(0.0, inter, leaving, is_product=True),
     ]
@@ -241,16 +244,21 @@ def layer_steps(layer: Layer, shape: Sharded) -> tuple[Step, ...]:
     elif layer.mlp is not None:
         steps += [*norm(shape, shape.stream), _column_input(shape, "fc1", shape.stream)]
         steps += _block(layer.mlp, shape, 1.0, shape.tp, ("mlp",), "mlp_act", shape.entering, shape.whole)
+    if shape.masked:
+        steps.append(Step((bool(layer.attention) + bool(layer.mlp)) * shape.stream / shape.element))
     return tuple(steps)
 
 
 @functools.lru_cache(maxsize=4096)
-def head_steps(norm_op: NormOp | None, shape: Sharded, logits: float, fused_loss: bool) -> tuple[Step, ...]:
+def head_steps(
+    norm_op: NormOp | None, shape: Sharded, logits: float, fused_loss: bool, eager: float = _FP32
+) -> tuple[Step, ...]:
     """Last norm, product with the vocabulary (``logits`` values a token on this rank) and loss. A fused cross entropy
     overwrites the logits with their gradient. F.cross_entropy keeps the logarithms of probabilities in fp32; its
-    backward pass makes their gradient and that of the logits, in fp32 both."""
+    backward pass makes their gradient and that of the logits, in fp32 both (``eager``: bytes of each; Hugging Face's
+    loss of encoders casts nothing)."""
     written = shape.element * logits
-    each = _FP32 * logits
+    each = eager * logits
     loss = Step(written) if fused_loss else Step(each, each, each)
     first = norm(shape, shape.stream) if norm_op else []
     return (*first, Step(shape.stream, shape.entering, written), loss)
