@@ -436,3 +436,23 @@ def test_buffers_of_nccl_are_reserved_where_there_are_several_gpus() -> None:
     assert (alone.reserved_bytes, two.reserved_bytes) == (1e9, 1e9 + 3e9)
     assert (stack.reserved_bytes, stack.nccl_bytes) == (1e9, 3e9)
     assert alone.fullest.available_bytes == gpu.dram_bytes - 1e9
+
+
+def test_an_activation_input_in_8_bits_takes_half() -> None:
+    """Megatron's activation_func_fp8_input_store: of gate and up, 512 numbers a token in each of four layers."""
+    small, formats = architecture((4, DENSE)), precision("bf16")
+    narrow = replace(formats, activation_input_bytes=1.0)
+    wide, less = (memory(job(small, precision=each)).parts["activations"] for each in (formats, narrow))
+    assert wide - less == 4 * 512 * 512
+
+
+def test_what_eager_activations_keep() -> None:
+    """Beside what the next product reads: ReLU nothing, the tanh form of GELU op by op four tensors, else its input."""
+    layers = {
+        name: Layer(ATTENTION, Dense(256, False, name), Norms("layernorm", 2)) for name in ("gelu", "relu", "gelu_new")
+    }
+    shape = Sharded(hidden=H, saved=(("relu", 0.0), ("gelu_new", 4.0)))
+    gelu, relu, op_by_op = (kept(layer_steps(layer, shape)) for layer in layers.values())
+    assert (gelu - relu, op_by_op - gelu) == (2 * 256, 3 * 2 * 256)
+    masked = kept(layer_steps(layers["gelu"], replace(shape, masked=True)))
+    assert masked - gelu == 2 * H  # a byte a number of each of two dropouts

@@ -333,13 +333,13 @@ def train(
     distributed_optimizer: bool | None = None, cp_comm: str | None = None, dispatcher: str | None = None,
     overlap: bool | None = None, tp_overlap: bool | None = None, expert_overlap: bool | None = None,
     routing: str | None = None, gpus_per_node: int | None = None, between_nodes: str | None = None,
-    fp8_param_gather: bool | None = None, recompute: str | None = None, recompute_modules: str | None = None,
-    recompute_method: str | None = None, recompute_layers: int | None = None, gradients: str | None = None,
-    offload_layers: int | None = None, offload_optimizer: bool | None = None, lora_rank: int | None = None,
-    lora_targets: str | None = None, qlora: bool = False, frozen: str | None = None, packed: bool | None = None,
-    mean_length: int | None = None, tokens: float | None = None, checkpoint_every: int | None = None,
-    checkpoint_s: float = 0.0, mtbf: float | None = None, restart_s: float = 600.0, jitter: float = 0.0,
-    **aliases: Unpack[_TrainAliases]
+    fp8_param_gather: bool | None = None, activation_func_fp8_input_store: bool | None = None,
+    recompute: str | None = None, recompute_modules: str | None = None, recompute_method: str | None = None,
+    recompute_layers: int | None = None, gradients: str | None = None, offload_layers: int | None = None,
+    offload_optimizer: bool | None = None, lora_rank: int | None = None, lora_targets: str | None = None,
+    qlora: bool = False, frozen: str | None = None, packed: bool | None = None, mean_length: int | None = None,
+    tokens: float | None = None, checkpoint_every: int | None = None, checkpoint_s: float = 0.0,
+    mtbf: float | None = None, restart_s: float = 600.0, jitter: float = 0.0, **aliases: Unpack[_TrainAliases]
 ) -> TrainingRun: ...
 @overload
 def trace(

@@ -62,6 +62,7 @@ class TrainingPrecision:
     state_bytes: float = 8.0  # both moments of Adam
     weight_copies: float = 0.0  # bytes a parameter of quantised copies kept beside the weights (both layouts)
     saved_bytes: float = 2.0  # of an input of a linear layer that is kept for wgrad
+    activation_input_bytes: float = 0.0  # of what an MLP's activation reads, as it is kept; 0: as activations
     casts: Mapping[str, tuple[float, float, float]] = field(default_factory=dict, hash=False)
     # of an "input" and of a "gradient": bytes read and written for each number, and those of both behind a norm that
     # writes the narrow format itself

@@ -108,6 +108,7 @@ def shape_of(job: TrainingJob) -> Sharded:
         trained=lora.targets if lora else LORA_TARGETS,
         fused_norms=stack.fused_norms or job.model.layers[0].layer.norms.op in dict(stack.saved),
         fused_activation=stack.fused_activation, saved=stack.saved,
+        activation_input=(precision.activation_input_bytes or element) / element,
         masked="residual" in dict(stack.dropout).get(job.model.model_type, ""),
     )  # fmt: skip
 

@@ -60,6 +60,7 @@ class Sharded:
     fused_norms: bool = True
     fused_activation: bool = True
     saved: tuple[tuple[str, float], ...] = ()  # of activations, tensors kept beside what they give; else their input
+    activation_input: float = 1.0  # bytes of an activation's input as it is kept, over those of its format
     masked: bool = False  # dropout before the residual, whose mask takes a byte a number
     busiest: float = 1.0  # tokens of the busiest rank's experts over the mean
 
@@ -188,7 +189,7 @@ def _block(
     """Up, activation and down on ``rows`` tokens a token. ``modules``: that run all of it again."""
     up, inter = (rows * shape.element * width / shards for width in (block.up_width, block.inter))
     separate = 0.0 if shape.fused_activation or not block.gated else inter  # the activation's output, times up
-    up_kept = up * dict(shape.saved).get(block.activation, 1.0)
+    up_kept = up * shape.activation_input * dict(shape.saved).get(block.activation, 1.0)
     return [
         Step(0.0, entering, up, is_product=True),
         Step(up_kept + separate, up, inter, modules),

@@ -181,8 +181,8 @@ def _plain(value: Any) -> Any:
 _TEXTS = ("precision", "recompute", "recompute_method", "recompute_modules", "schedule", "cp_comm", "dispatcher",
           "cuda_graphs", "optimizer", "lora_targets", "gradients", "model", "gpus", "stack")  # fmt: skip
 _SWITCHES = ("sequence_parallel", "distributed_optimizer", "overlap", "tp_overlap", "expert_overlap",
-             "fp8_param_gather",
-             "mtp", "packed", "offload_optimizer")  # fmt: skip
+             "fp8_param_gather", "activation_func_fp8_input_store", "mtp",
+             "packed", "offload_optimizer")  # fmt: skip
 
 
 def _of_type(name: str, value: Any, path: Path) -> Any:

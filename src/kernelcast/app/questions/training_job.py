@@ -164,6 +164,13 @@ class JobParameters(Question):
         bool | None,
         _memory("--fp8-param-gather/--no-fp8-param-gather", help="fp8 weights are kept and gathered in 8 bits"),
     ] = None
+    activation_func_fp8_input_store: Annotated[
+        bool | None,
+        _memory(
+            "--activation-func-fp8-input-store/--no-activation-func-fp8-input-store",
+            help="what an MLP's activation reads is kept in 8 bits",
+        ),
+    ] = None
     recompute: Annotated[
         str | None,
         _memory(metavar="MODE", help="none, selective, full, or modules with commas (core_attn, mlp, moe_act, …)",
@@ -234,6 +241,8 @@ class JobParameters(Question):
             if not found.scaling or found.scaling == "nvfp4":
                 raise KernelcastError(f"`fp8_param_gather` needs a `precision` of fp8, not {found.id}")
             found = replace(found, gather_bytes=1.0)
+        if self.activation_func_fp8_input_store:
+            found = replace(found, activation_input_bytes=1.0)
         if self.gradients is None:
             return found
         size = {"bf16": 2.0, "fp32": 4.0}.get(self.gradients.lower())
