@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,24 +14,20 @@ from kernelcast.energy.power import Energy, energy_of, throttled_s, total
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import Conditions
-from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
+from kernelcast.forecast.end_to_end import Setting
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware import gpu as named_gpu
 from kernelcast.ops.work import Array
-from kernelcast.results import NOTHING, HtmlRepr, Interval, support_of
+from kernelcast.results import NOTHING, HtmlRepr, Interval
 from kernelcast.schedule import (
     Event,
-    EvidenceSummary,
     Host,
     KernelTime,
     Lane,
     Memory,
-    Share,
     Timeline,
     host,
-    joined,
-    shares,
 )
 from kernelcast.schedule.timeline import stream_ends
 from kernelcast.stacks import stack as named_stack
@@ -40,6 +36,7 @@ from kernelcast.tracing.aten.table import model_flops, op_flops, product_format
 from kernelcast.tracing.traced import PHASES, Op, Trace
 from kernelcast.training.memory import check_fits, step_memory
 from kernelcast.training.placement import of_parameters, parameter_groups
+from kernelcast.training.predicted_step import PredictedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +183,12 @@ class LaunchQueue:
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
 # inputs for every call, so the learned predictor is most accurate in that state.
 STEP = Conditions(input_rotation=np.inf)
-# Error of whole steps beyond the intervals of their kernels (clocks, caches, kernels that no campaign has): of our 73
-# measured steps eight of ten had kernels that took 0.91 to 1.06 times the predicted sum when this was set, and take
-# 0.90 to 1.04 times that of the present weights.
-STEP_SPREAD = (0.09, 0.06)
 SERIES = 32  # kernels of one op, from which on they are a loop's of a library, as of cuDNN's recurrent networks
 LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from which a run counts as launch-bound
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepForecast(HtmlRepr, ABC):
+class StepForecast(HtmlRepr, PredictedStep):
     """A traced step, on one GPU or on many: its time, and where that goes."""
 
     trace: Trace
@@ -221,30 +214,6 @@ class StepForecast(HtmlRepr, ABC):
         low, high = self.kernel_spread
         return 1 - (low * (1 - waits) + self.host.faster * waits), 1 + (high * (1 - waits) + self.host.slower * waits)
 
-    @cached_property
-    def kernel_spread(self) -> tuple[float, float]:
-        """Relative spread of the kernels' sum, below and above: their intervals, and the error of whole steps."""
-        whole = joined(self.kernels)
-        total = whole.value or 1.0
-        low, high = (whole.value - whole.low) / total, (whole.high - whole.value) / total
-        return float(np.hypot(low, STEP_SPREAD[0])), float(np.hypot(high, STEP_SPREAD[1]))
-
-    @cached_property
-    def interval(self) -> Interval:
-        """The time of the step, with the error of whole steps on such GPUs beyond kernels and host."""
-        measured = self.times.conditions.runs_measured
-        spread = EXACT if measured else end_to_end().spread(self.setting)
-        ends = widened(self.time_s * np.array([1.0, *self.spread]), spread)
-        return Interval(*ends.tolist())
-
-    @property
-    def low_s(self) -> float:
-        return self.interval.low
-
-    @property
-    def high_s(self) -> float:
-        return self.interval.high
-
     def drawn_by(self, kernels: Iterable[tuple[OpKernels, int]]) -> Energy | None:
         """Energy of one GPU that runs these kernels, so many times each, and idles for the rest of the step."""
         launched: dict[Call, tuple[float, float]] = {}
@@ -261,16 +230,6 @@ class StepForecast(HtmlRepr, ABC):
         return bool(self.idle_s > LAUNCH_BOUND * self.time_s)
 
     @cached_property
-    def shares(self) -> tuple[Share, ...]:
-        """Where the time of ``kernels`` goes."""
-        return shares(self.kernels)
-
-    @cached_property
-    def rests_on(self) -> EvidenceSummary:
-        """The measured configurations behind the kernels."""
-        return EvidenceSummary.of(self.kernels)
-
-    @cached_property
     def setting(self) -> Setting:
         """What decides, beside the kernels, whether such a step was measured."""
         names = {"inference": "inference step", "training": "training step" if self.gpus == 1 else "training at scale"}
@@ -279,15 +238,6 @@ class StepForecast(HtmlRepr, ABC):
         stack = named_stack("torch")
         layout = getattr(self, "layout", None)
         return Setting.of(workload, self.gpu, stack.id, stack.release, "PyTorch module", layout, "")
-
-    @cached_property
-    def supports(self) -> WholeSupport:
-        """Of the kernels, and of the step as a whole."""
-        return WholeSupport.of(self.setting, support_of((share.time_s, share.support) for share in self.shares))
-
-    @property
-    def support(self) -> str:
-        return self.supports.level
 
     @cached_property
     def flops(self) -> float:

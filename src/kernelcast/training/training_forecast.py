@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, widened
+from kernelcast.forecast.end_to_end import Setting
 from kernelcast.forecast.predict_table import Times
 from kernelcast.ops.dtypes import matmul_flops_per_s
-from kernelcast.results import Interval, support_of
-from kernelcast.schedule import KernelTime, Share, joined, shares
+from kernelcast.schedule import KernelTime
 from kernelcast.training import job_flops
 from kernelcast.training.job import TrainingJob
 from kernelcast.training.job_memory import TrainingMemory, memory
 from kernelcast.training.job_work import exchange_s
-from kernelcast.training.step import STEP_SPREAD
+from kernelcast.training.predicted_step import PredictedStep
 
 if TYPE_CHECKING:
     from kernelcast.training.transformer_step import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingForecast:
+class TrainingForecast(PredictedStep):
     """A step of a job: its time, where that goes (``parts_s`` of the slowest stage; they add up to it), and what the
     GPUs reach."""
 
@@ -56,29 +55,14 @@ class TrainingForecast:
         return tuple(found)
 
     @cached_property
-    def shares(self) -> tuple[Share, ...]:
-        return shares(self.kernels)
-
-    @cached_property
-    def interval(self) -> Interval:
-        """Of the kernels, of the host where the GPU waits for it, and of whole steps as such runs were measured."""
-        whole = joined(self.kernels)
-        low, high = ((whole.value - end) / whole.value for end in (whole.low, whole.high))
-        low, high = np.hypot(low, STEP_SPREAD[0]), np.hypot(high, STEP_SPREAD[1])
+    def spread(self) -> tuple[float, float]:
+        """Of the kernels, and of the host where the GPU waits for it."""
+        low, high = self.kernel_spread
         if self.host_reach_s:  # where the GPU waits, its kernels take no part
             busy = 1 - self.parts_s["host"] / self.time_s
-            low, high = np.hypot(np.array([low, high]) * busy, np.array(self.host_reach_s) / self.time_s)
-        ends = self.time_s * np.array([1.0, 1 - low, 1 + high])
-        spread = EXACT if self.times.conditions.runs_measured else end_to_end().spread(self.setting)
-        return Interval(*widened(ends, spread).tolist())
-
-    @property
-    def low_s(self) -> float:
-        return self.interval.low
-
-    @property
-    def high_s(self) -> float:
-        return self.interval.high
+            reach = np.array(self.host_reach_s) / self.time_s
+            low, high = np.hypot(np.array([low, high]) * busy, reach).tolist()
+        return 1 - low, 1 + high
 
     @cached_property
     def setting(self) -> Setting:
@@ -87,14 +71,6 @@ class TrainingForecast:
         workload += ", experts" * ("experts" in job.model.model_class)
         return Setting.of(workload, job.gpu, job.stack.id, job.stack.release, job.model.model_class, job.layout,
                           job.precision.id)  # fmt: skip
-
-    @cached_property
-    def supports(self) -> WholeSupport:
-        return WholeSupport.of(self.setting, support_of((share.time_s, share.support) for share in self.shares))
-
-    @property
-    def support(self) -> str:
-        return self.supports.level
 
     @property
     def tokens_per_s(self) -> float:

@@ -23,7 +23,7 @@ from kernelcast.app.report.text import (
     times_table,
     title,
 )
-from kernelcast.schedule import EvidenceSummary, Memory
+from kernelcast.schedule import Memory
 from kernelcast.search.training import LayoutSearch
 from kernelcast.stacks.training_flags import ALIASES, MEGATRON
 from kernelcast.training.job import TrainingJob
@@ -71,7 +71,7 @@ def fields(run: TrainingRun) -> dict[str, Any]:
         "run": _run_fields(run),
         "search": _search_fields(run.search),
         **support_fields(step.supports),
-        "evidence": EvidenceSummary.of(step.kernels).to_dict(),
+        "evidence": step.rests_on.to_dict(),
         "answered_as": dict(run.answered_as),
         "unread": list(run.unread),
         "predictor": step.times.predictor,
@@ -114,7 +114,7 @@ def print_run(run: TrainingRun) -> None:
     show(times_table(_figures(run)), "", _parts(run), "", _kernels(run), "", _memory(run), "")
     show(*_memory_lines(run), *_run_lines(run))
     show(*support_lines(step.supports, step.times.predictor),
-         *evidence_lines(EvidenceSummary.of(step.kernels)), *_notes(run))  # fmt: skip
+         *evidence_lines(step.rests_on), *_notes(run))  # fmt: skip
 
 
 def _search(search: LayoutSearch) -> list[Any]:

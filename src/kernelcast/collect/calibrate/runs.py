@@ -25,7 +25,8 @@ from kernelcast.serving.metrics import BenchResult, RequestTimes, metrics
 from kernelcast.serving.service import EnginePool, Service
 from kernelcast.serving.simulate import Cluster, check
 from kernelcast.serving.step_times import StepTimeTables
-from kernelcast.training.step import STEP_SPREAD, Step
+from kernelcast.training.predicted_step import STEP_SPREAD
+from kernelcast.training.step import Step
 
 Doubles = NDArray[np.float64]
 Seconds = Mapping[str, float]  # seconds by configuration
