@@ -187,12 +187,19 @@ def optimizer_ops(
         yield at, with_tensors(own, part, tuple(part(x) for x in own.outputs))
 
 
+FORWARD, BACKWARD, WEIGHT = range(3)  # WEIGHT: gradients of weights, where a schedule runs them apart
+
+
 class PipelineTask(NamedTuple):
     """One pass of a micro-batch through one part of the model."""
 
-    backward: bool
+    what: int
     micro_batch: int
     part: int  # of the model's layer_map: part % stages is the stage
+
+    @property
+    def backward(self) -> bool:
+        return self.what == BACKWARD
 
 
 @dataclass(frozen=True)
@@ -228,8 +235,8 @@ def _order(schedule: str, stage: int, stages: int, micro_batches: int, virtual: 
     """
     parts = range(stage, stages * virtual, stages)
     groups = [range(first, min(first + stages, micro_batches)) for first in range(0, micro_batches, stages)]
-    forward = [PipelineTask(False, i, part) for group in groups for part in parts for i in group]
-    backward = [PipelineTask(True, i, part) for group in groups for part in reversed(parts) for i in group]
+    forward = [PipelineTask(FORWARD, i, part) for group in groups for part in parts for i in group]
+    backward = [PipelineTask(BACKWARD, i, part) for group in groups for part in reversed(parts) for i in group]
     if schedule == "gpipe":
         return forward + backward
     warm = stages - stage - 1 if virtual == 1 else (stages - stage - 1) * 2 + (virtual - 1) * stages
@@ -240,41 +247,49 @@ def _order(schedule: str, stage: int, stages: int, micro_batches: int, virtual: 
     return tasks + backward[len(forward) - warm :]
 
 
-def run(order: list[list[PipelineTask]], timing: PipelineTimes, micro_batches: int) -> PipelineSchedule:
-    """Each stage starts its next task as soon as it is free and the task's input has arrived."""
-    parts, stages = len(timing.forward_s), len(order)
-    done: dict[PipelineTask, float] = {}
-    clocks = [0.0] * stages
-    table: list[list[tuple[PipelineTask, float, float]]] = [[] for _ in order]
-    left = [list(reversed(tasks)) for tasks in order]
+def in_order(
+    order: Sequence[Sequence[PipelineTask]], parts: int
+) -> Iterator[tuple[int, PipelineTask, PipelineTask | None]]:
+    """All tasks, each after what it needs: its stage, and the task whose result is its input."""
+    left, done = [list(reversed(tasks)) for tasks in order], set[PipelineTask]()
     while any(left):
         before = len(done)
         for stage, tasks in enumerate(left):
-            while tasks:
-                source = _source(tasks[-1], parts)
-                if source is not None and source not in done:
-                    break
-                task, ready_s = tasks.pop(), 0.0
-                if source is not None:
-                    across = source.part % stages != stage
-                    ready_s = done[source] + (timing.send_s[min(source.part, task.part)] if across else 0.0)
-                start = max(clocks[stage], ready_s)
-                clocks[stage] = done[task] = start + _time_s(task, timing, micro_batches)
-                table[stage].append((task, start, clocks[stage]))
+            while tasks and ((source := _source(tasks[-1], parts)) is None or source in done):
+                done.add(task := tasks.pop())
+                yield stage, task, source
         if len(done) == before:
             raise RuntimeError("a pipeline schedule waits for itself")
+
+
+def run(order: list[list[PipelineTask]], timing: PipelineTimes, micro_batches: int) -> PipelineSchedule:
+    """Each stage starts its next task as soon as it is free and the task's input has arrived."""
+    stages = len(order)
+    done: dict[PipelineTask, float] = {}
+    clocks = [0.0] * stages
+    table: list[list[tuple[PipelineTask, float, float]]] = [[] for _ in order]
+    for stage, task, source in in_order(order, len(timing.forward_s)):
+        start = clocks[stage]
+        if source is not None:
+            across = source.part % stages != stage
+            start = max(start, done[source] + (timing.send_s[min(source.part, task.part)] if across else 0.0))
+        clocks[stage] = done[task] = start + _time_s(task, timing, micro_batches)
+        table[stage].append((task, start, clocks[stage]))
     return PipelineSchedule(tuple(tuple(stage) for stage in table))
 
 
 def _source(task: PipelineTask, parts: int) -> PipelineTask | None:
     """The task whose result is its input."""
-    if not task.backward:
-        return task._replace(part=task.part - 1) if task.part else None
-    return task._replace(backward=False) if task.part == parts - 1 else task._replace(part=task.part + 1)
+    what, i, part = task
+    if what == WEIGHT:
+        return PipelineTask(BACKWARD, i, part)
+    if what == FORWARD:
+        return PipelineTask(FORWARD, i, part - 1) if part else None
+    return PipelineTask(FORWARD, i, part) if part == parts - 1 else PipelineTask(BACKWARD, i, part + 1)
 
 
 def _time_s(task: PipelineTask, timing: PipelineTimes, micro_batches: int) -> float:
-    if not task.backward:
+    if task.what == FORWARD:
         return timing.forward_s[task.part]
     last = task.micro_batch == micro_batches - 1
     return (timing.last_backward_s if last else timing.backward_s)[task.part]
@@ -282,7 +297,7 @@ def _time_s(task: PipelineTask, timing: PipelineTimes, micro_batches: int) -> fl
 
 def most_in_flight(order: Sequence[PipelineTask]) -> int:
     """Forward passes of a stage whose backward pass has not run, at most."""
-    return max(accumulate(-1 if task.backward else 1 for task in order))
+    return max(accumulate((task.what == FORWARD) - task.backward for task in order))
 
 
 class HeldPasses(NamedTuple):
@@ -298,7 +313,7 @@ def held_passes(order: Sequence[PipelineTask]) -> set[HeldPasses]:
     held: Counter[int] = Counter()
     states = set()
     for task in order:
-        held[task.part] += not task.backward
+        held[task.part] += task.what == FORWARD
         states.add(HeldPasses(task.backward, task.part, tuple(sorted(held.items()))))
         held[task.part] -= task.backward
     return states

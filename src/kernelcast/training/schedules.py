@@ -13,18 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelcast.ops.work import Array
-from kernelcast.training import pipeline
+from kernelcast.training.pipeline import BACKWARD, FORWARD, WEIGHT, PipelineTask, in_order, orders
 
-FORWARD, BACKWARD, WEIGHT = range(3)
 _PERIODS = 4  # that are run: the pipeline fills, runs evenly, drains
-
-
-class Task(NamedTuple):
-    """One pass of a micro-batch through one part of the model."""
-
-    what: int
-    micro_batch: int
-    part: int
 
 
 class _Step(NamedTuple):
@@ -35,61 +26,42 @@ class _Step(NamedTuple):
     link: int  # that the result comes over, -1: none
 
 
-def tasks_of(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> list[list[Task]]:
+def tasks_of(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> list[list[PipelineTask]]:
     """The tasks of each stage in order. zb-h1 (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241):
     gradients of weights wait until there is nothing else to do, as many micro-batches behind as there are stages before
     it, so that a stage holds no more activations than with 1F1B."""
     if schedule != "zb-h1":
-        order = pipeline.orders(schedule, stages, micro_batches, virtual)
-        return [[Task(int(t.backward), t.micro_batch, t.part) for t in stage] for stage in order]
+        return orders(schedule, stages, micro_batches, virtual)
     return [_zero_bubble(stage, stages, micro_batches) for stage in range(stages)]
 
 
-def _zero_bubble(stage: int, stages: int, micro_batches: int) -> list[Task]:
+def _zero_bubble(stage: int, stages: int, micro_batches: int) -> list[PipelineTask]:
     warm = min(stages - stage - 1, micro_batches)
-    tasks = [Task(FORWARD, i, stage) for i in range(warm)]
+    tasks = [PipelineTask(FORWARD, i, stage) for i in range(warm)]
     done = 0
     for at in range(micro_batches):
         if at + warm < micro_batches:
-            tasks.append(Task(FORWARD, at + warm, stage))
-        tasks.append(Task(BACKWARD, at, stage))
+            tasks.append(PipelineTask(FORWARD, at + warm, stage))
+        tasks.append(PipelineTask(BACKWARD, at, stage))
         if at - done >= stage:
-            tasks.append(Task(WEIGHT, done, stage))
+            tasks.append(PipelineTask(WEIGHT, done, stage))
             done += 1
-    return tasks + [Task(WEIGHT, i, stage) for i in range(done, micro_batches)]
+    return tasks + [PipelineTask(WEIGHT, i, stage) for i in range(done, micro_batches)]
 
 
 @functools.lru_cache(maxsize=256)
 def _steps(schedule: str, stages: int, micro_batches: int, virtual: int) -> tuple[_Step, ...]:
     """All tasks in an order in which each comes after what it needs."""
-    left = [list(reversed(tasks)) for tasks in tasks_of(schedule, stages, micro_batches, virtual)]
-    parts, number = stages * virtual, dict[Task, int]()
+    number = dict[PipelineTask, int]()
     steps: list[_Step] = []
-    while any(left):
-        before = len(steps)
-        for stage, tasks in enumerate(left):
-            while tasks:
-                source = _source(tasks[-1], parts)
-                if source is not None and source not in number:
-                    break
-                task = tasks.pop()
-                across = source is not None and source.part % stages != stage
-                link = min(source.part, task.part) if source is not None and across else -1
-                number[task] = len(steps)
-                steps.append(_Step(stage, task.what, task.part, -1 if source is None else number[source], link))
-        if len(steps) == before:
-            raise RuntimeError("a pipeline schedule waits for itself")
+    for stage, task, source in in_order(tasks_of(schedule, stages, micro_batches, virtual), stages * virtual):
+        link, at = -1, -1
+        if source is not None:
+            at = number[source]
+            link = min(source.part, task.part) if source.part % stages != stage else -1
+        number[task] = len(steps)
+        steps.append(_Step(stage, task.what, task.part, at, link))
     return tuple(steps)
-
-
-def _source(task: Task, parts: int) -> Task | None:
-    """The task whose result is its input."""
-    what, i, part = task
-    if what == WEIGHT:
-        return Task(BACKWARD, i, part)
-    if what == FORWARD:
-        return Task(FORWARD, i, part - 1) if part else None
-    return Task(FORWARD, i, part) if part == parts - 1 else Task(BACKWARD, i, part + 1)
 
 
 def _run(schedule: str, stages: int, micro_batches: int, virtual: int, times_s: Array, send_s: Array) -> Array:
