@@ -298,12 +298,12 @@ def test_selective_recomputation_on_a100(
 ])  # fmt: skip
 def test_llama_3_405b_on_8k_to_16k_h100(sizes: dict[str, Any], seq: int, mfu: float) -> None:
     """The Llama 3 Herd of Models (arXiv 2407.21783), table 4 and section 3.3.2: the embedding and the head are parts
-    of their own. The runs had stragglers, which are not in a step: forecasts are 14 to 19% too fast."""
+    of their own. The runs had stragglers, which are not in a step: forecasts are 11 to 14% too fast."""
     parts: dict[str, Any] = {"schedule": "interleaved", "virtual_stages": 8, "stage_layers": (0, *[1] * 126, 0)}
     found = forecast(job(model("llama-3.1-405b"), seq=seq, tp=8, pp=16, zero=2, sequence_parallel=True, **parts,
                          **sizes))  # fmt: skip
     published_s = found.time_s * found.mfu / mfu
-    assert found.time_s == pytest.approx(published_s, rel=0.20)
+    assert found.time_s == pytest.approx(published_s, rel=0.15)
 
 
 def test_stages_of_a_pipeline_are_even_or_count_embedding_and_loss() -> None:
