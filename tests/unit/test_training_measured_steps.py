@@ -36,7 +36,7 @@ PRECISIONS = {
 
 def job(architecture: Architecture, batch: int = 1, seq: int = 512, dtype: str = "bf16") -> TrainingJob:
     # timed for 0.8 s with the GPU idle before each step: not the clock that minutes settle at
-    bursts = gpu("h200_sxm").replace(sustained_flops_per_j=None)
+    bursts = replace(gpu("h200_sxm"), sustained_flops_per_j=None)
     return TrainingJob(
         model=architecture, gpu=bursts, layout=TrainingLayout(), seq=seq, micro_batch=batch,
         precision=PRECISIONS[dtype], stack=training_stack("huggingface"),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kernelcast.training import pipeline
-from kernelcast.training.schedules import WEIGHT, dual_pipe_end, stage_ends, tasks_of
+from kernelcast.training.pipeline import WEIGHT
+from kernelcast.training.schedules import dual_pipe_end, stage_ends, tasks_of
 
 F, B, W = 1.0, 1.2, 0.8  # seconds of a forward pass, of the gradients of inputs and of weights
 
