@@ -51,6 +51,7 @@ TITLES = {
     "serving_points": "closed loops of requests: vLLM, SGLang, TensorRT-LLM (AIConfigurator, InferenceX)",
     "vllm_h100": "vLLM on H100 under load (inference-sim)",
     "vllm_h200": "live vLLM on an H200, measured for this project",
+    "training_h200": "training steps of four Llama layers on an H200, timed for this project",
     "torch_h200": "language models in PyTorch on an H200, measured for this project",
     "llmservingsim": "vLLM on an RTX PRO 6000 under load (LLMServingSim)",
 }

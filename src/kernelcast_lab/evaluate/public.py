@@ -288,6 +288,21 @@ def torch_h200(root: Path | str | None, count: int | None) -> tuple[int, list[Sc
     return len(cases), cases, {}
 
 
+def training_h200(root: Path | str | None, count: int | None) -> tuple[int, list[ScoredCase], dict[str, int]]:
+    """Training steps of four layers, this project's own."""
+    from kernelcast.training.transformer_step import forecast
+    from kernelcast_lab.evaluate.training_steps import job_of, timed_steps
+
+    cases = []
+    for at, measured in enumerate(timed_steps()):
+        step = forecast(job_of(measured))
+        ends = measured["seconds"], step.time_s, step.low_s, step.high_s
+        levels = step.supports.level, step.supports.kernels
+        cases.append(ScoredCase("training_h200", f"training_h200/{at}", "h200_sxm", "llama-3.1-8b", step.job.stack.id,
+                                "time_s", *ends, *levels, step.setting, step.setting.release))  # fmt: skip
+    return len(cases), cases, {}
+
+
 def vllm_h100(root: Path | str | None, count: int | None) -> tuple[int, list[ScoredCase], dict[str, int]]:
     from kernelcast_lab.evaluate.under_load import vllm_runs
 
@@ -309,7 +324,8 @@ def vllm_h200(root: Path | str | None, count: int | None) -> tuple[int, list[Sco
     return len({each.groups["run"] for each in compared}), _of_compared("vllm_h200", compared, "0.22"), {}
 
 
-RUNS = {each.__name__: each for each in (pipeweave, serving_points, vllm_h100, vllm_h200, torch_h200, llmservingsim)}
+RUNS = {each.__name__: each for each in (pipeweave, serving_points, vllm_h100, vllm_h200, torch_h200, training_h200,
+                                         llmservingsim)}  # fmt: skip
 # The table that each source is read from; our own measurements need none
 TABLES = {name: f"public/{table}" for name, (table, _) in SOURCES.items()} | {
     "pipeweave": "pipeweave/e2e_real", "serving_points": "aiconfigurator/e2e_silicon",
@@ -317,7 +333,7 @@ TABLES = {name: f"public/{table}" for name, (table, _) in SOURCES.items()} | {
 }  # fmt: skip
 NAMES = (*SOURCES, *RUNS)
 GROUPS = {"training": ("training_llm", "mlperf_training", "simumax"), "kernels": ("aiter_gemm", "aiter_moe"),
-          "live": ("vllm_h200", "torch_h200"),
+          "live": ("vllm_h200", "torch_h200", "training_h200"),
           # All that have a workload of these: spreads are kept by workload, so that such a group can be fitted alone
           "serving": ("static_batches", "trtllm_offline", "served", "pipeweave", "serving_points", "vllm_h100",
                       "vllm_h200", "llmservingsim")}  # fmt: skip
