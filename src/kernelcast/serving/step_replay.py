@@ -10,7 +10,7 @@ import numpy as np
 from kernelcast.inference.memory import memory
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.load import Load
-from kernelcast.serving.service import EnginePool, Service
+from kernelcast.serving.service import EnginePool, Service, logged_tokens
 from kernelcast.serving.step_table import GROUPS, Composition, MeasuredStep, StepTable
 from kernelcast.serving.step_times import StepTimes, StepTimeTables, host_time
 from kernelcast.stacks import Stack
@@ -88,6 +88,13 @@ class StepReplay:
         names = [name for name in dict.fromkeys(GROUPS.values()) if any(each.step.group == name for each in self.steps)]
         groups = {name: GroupErrors.of([each for each in self.steps if each.step.group == name]) for name in names}
         return groups | {"all": GroupErrors.of(self.steps)}
+
+    @property
+    def logged_tokens(self) -> int:
+        """Of the KV cache, as the engine logs them."""
+        pool = self.service.pool
+        longest = self.table.count("max_model_len") or pool.deployment.model.max_context
+        return logged_tokens(pool.deployment, pool.settings, longest)
 
     @property
     def memory_bytes(self) -> dict[str, tuple[float | None, float]]:

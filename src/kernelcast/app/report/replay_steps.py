@@ -63,7 +63,7 @@ def fields(
         **pool_fields(replay.service.pool),
         "assumed": list(replay.assumed),
         "errors": {name: asdict(errors) for name, errors in replay.groups.items()},
-        "kv_cache": {"measured_tokens": tokens, "predicted_tokens": replay.service.pool.settings.kv_tokens,
+        "kv_cache": {"measured_tokens": tokens, "predicted_tokens": replay.logged_tokens,
                      "error": _kv_error(replay)},
         "memory": {name: {"measured_bytes": measured, "predicted_bytes": predicted}
                    for name, (measured, predicted) in replay.memory_bytes.items()},
@@ -113,7 +113,7 @@ def _kernel_fields(each: StepKernels) -> dict[str, Any]:
 
 def _kv_error(replay: StepReplay) -> float | None:
     tokens = replay.table.kv_tokens
-    return replay.service.pool.settings.kv_tokens / tokens - 1 if tokens else None
+    return replay.logged_tokens / tokens - 1 if tokens else None
 
 
 # ---- text ----
@@ -202,7 +202,7 @@ def _times(measured_s: float, predicted_s: float) -> tuple[str, str, str]:
 
 def _memory_table(replay: StepReplay) -> Table:
     tokens, error = replay.table.kv_tokens, _kv_error(replay)
-    predicted = f"{replay.service.pool.settings.kv_tokens:,}"
+    predicted = f"{replay.logged_tokens:,}"
     rows = [("KV cache, tokens", f"{tokens:,}" if tokens else "", predicted, "" if error is None else f"{error:+.1%}")]
     for name, (measured, size) in replay.memory_bytes.items():
         off = "" if measured is None or not measured else f"{size / measured - 1:+.1%}"
