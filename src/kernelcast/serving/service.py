@@ -126,8 +126,7 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
 
 def logged_tokens(deployment: Deployment, settings: EngineSettings, longest: int) -> int:
     """The tokens that vLLM logs as its KV cache: of as many requests of ``longest`` tokens as fit while each is in a
-    prefill of a whole step, which windows keep (vllm/v1/core/kv_cache_utils.py: get_max_concurrency_for_kv_cache_config).
-    """
+    prefill of a whole step, which windows keep (get_max_concurrency_for_kv_cache_config, v1/core/kv_cache_utils.py)."""
     return settings.block_size * kv_blocks(deployment, settings, longest, step_tokens=settings.max_num_batched_tokens)
 
 
