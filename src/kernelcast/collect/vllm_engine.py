@@ -97,9 +97,7 @@ class VllmEngine:
         self.max_num_batched_tokens = config.scheduler_config.max_num_batched_tokens
         self.max_model_len = config.model_config.max_model_len
         self.vocab = config.model_config.get_vocab_size()
-        # Groups of layers (whole attention, windows, states) take blocks of one pool, each its own for the same tokens
-        groups = getattr(core.scheduler.kv_cache_manager, "num_kv_cache_groups", 1)
-        self.kv_tokens = int(config.cache_config.num_gpu_blocks // groups * config.cache_config.block_size)
+        self.kv_tokens = _kv_tokens(core)
         self.open: dict[int, TimedStep] = {}
         self.done: list[TimedStep] = []
         self._watch()
@@ -189,6 +187,19 @@ class VllmEngine:
             count, seconds = kernels.get(name, (0, 0.0))
             kernels[name] = count + 1, seconds + event.duration_ns() / 1e9
         return kernels
+
+
+def _kv_tokens(core: Any) -> int:
+    """Of the KV cache, as the engine logs them; in older releases by its blocks. Groups of layers (whole attention,
+    windows, states) take blocks of one pool, each its own for the same tokens."""
+    config = core.vllm_config
+    try:
+        from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config as requests_of
+
+        return int(requests_of(config, core.scheduler.kv_cache_config) * config.model_config.max_model_len)
+    except (ImportError, AttributeError, TypeError):
+        groups = getattr(core.scheduler.kv_cache_manager, "num_kv_cache_groups", 1)
+        return int(config.cache_config.num_gpu_blocks // groups * config.cache_config.block_size)
 
 
 def composed(output: Any, began: float) -> TimedStep:

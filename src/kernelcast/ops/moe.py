@@ -115,7 +115,8 @@ class Moe(GroupedKernel):
     @classmethod
     def not_faster_than(cls, calls: Calls) -> BoundingCalls:
         """Where every expert has enough rows, more uneven routing is no faster: the busiest expert decides. With few
-        rows skew is faster, as measured: fewer experts are read."""
+        rows skew is faster, as measured: fewer experts are read. So it is than balanced rows that end within a block
+        (vLLM's and SGLang's campaigns: a skew of 1.01 is 12% slower with 128 rows an expert, 6% faster with 132)."""
         by_chance = calls.choice("routing") == "random"
         uneven = np.maximum(calls["skew"], _CHANCE) if by_chance else calls["skew"]
         return [cls._skewed(calls, less, uneven > less) for less in (0.0, *MEASURED_SKEWS) if (uneven > less).any()]
@@ -129,11 +130,15 @@ class Moe(GroupedKernel):
 
     @staticmethod
     def _skewed(calls: Calls, skew: float, where: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Calls]:
-        """These calls with this skew, where every expert has enough rows."""
-        full = calls["tokens"] * calls["topk"] >= _FULL_ROWS * calls["experts"]
-        rows = np.flatnonzero(full & where)
-        other = calls.take(rows)
+        """These calls with this skew, where every expert has enough rows. Balanced, each has whole blocks of rows: with
+        one more row than that all of them would be padded, of uneven ones some."""
+        mean = calls["tokens"] * calls["topk"] / calls["experts"]
+        rows = np.flatnonzero((mean >= _FULL_ROWS) & where)
+        other, mean = calls.take(rows), mean[rows]
         numbers = {**other.numbers, "skew": np.full(len(rows), skew)}
+        if not skew:
+            block = np.minimum(2 ** np.floor(np.log2(mean)), BLOCKS[-1][0])
+            numbers["tokens"] = np.ceil((mean - mean % block) * other["experts"] / other["topk"])
         return rows, replace(other, numbers=numbers, choices={**other.choices, "routing": None})
 
     @classmethod
