@@ -177,9 +177,16 @@ class Moe(GroupedKernel):
 def _similar_skew(calls: Calls) -> Array:
     """The measured skew most similar to random routing. On one rank the mildest power law, whose rows also end within a
     block (public campaigns: 6 to 11% slower than balanced at 128 to 512 rows per expert, half of what padding alone
-    makes). On several ranks none: the busiest has little more than its share."""
-    alone = np.where(calls["ep"] > 1, 0.0, _MILD)
-    return np.where(calls["skew"] > 0, calls["skew"], alone)
+    makes); with few rows that or none, whichever reads about as many experts. On several ranks none: the busiest has
+    little more than its share."""
+    layer = RankLayer.of(calls)
+    chance, even, mild = (
+        replace(layer, random=by_chance, skew=np.full_like(layer.skew, skew)).active()
+        for by_chance, skew in ((True, 0.0), (False, 0.0), (False, _MILD))
+    )
+    as_many = np.abs(chance - even) < np.abs(chance - mild)
+    balanced = (calls["ep"] > 1) | (as_many & (layer.mean_pairs < _FULL_ROWS * layer.experts))
+    return np.where(calls["skew"] > 0, calls["skew"], np.where(balanced, 0.0, _MILD))
 
 
 def _tile(calls: Calls) -> TritonBlocks:
