@@ -25,7 +25,7 @@ _OF_FAMILY: dict[str, EnginePart] = {
     "sparse_attention": "attention", "mla": "attention", "mla_layer": "attention", "linear_attention": "attention",
     "mamba2": "attention", "moe": "moe", "moe_gemm": "moe", "deepep": "moe", "collective": "collectives",
 }  # fmt: skip
-_OF_PART: dict[str, EnginePart] = {"sampling": "sampling"}
+_SAMPLING = ("softmax", "argmax")  # by their names; what copies, divides and draws is elementwise
 
 
 @dataclass(frozen=True)
@@ -85,4 +85,6 @@ def _predicted(table: PassKernels, row: int) -> dict[str, float]:
 
 
 def _part(launch: Launch) -> EnginePart:
-    return _OF_PART.get(launch.part) or _OF_FAMILY.get(kernel_class(launch.op).family, "elementwise")
+    if launch.part == "sampling" and launch.op in _SAMPLING:
+        return "sampling"
+    return _OF_FAMILY.get(kernel_class(launch.op).family, "elementwise")
