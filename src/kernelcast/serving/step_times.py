@@ -296,6 +296,12 @@ class StepTimes:
         launched = (self.launched[0], *(of_machine * seconds for seconds in self.launched[1:]))
         return time + float(stack.waits_s(time, launched, sequences, graph=graph, decodes=decodes))
 
+    def host_s(self, sequences: float, *, graph: bool, decodes: bool) -> float:
+        """What the host does in a step: beside the GPU, and before it."""
+        stack = self.deployment.stack
+        before_s = (stack.step_s if decodes else stack.prefill_s) + stack.sequence_s * sequences
+        return before_s + float(stack.busy_s(self.launched, sequences, graph=graph, decodes=decodes))
+
     @property
     def predictor(self) -> str:
         return self._times.predictor
