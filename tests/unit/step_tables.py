@@ -37,7 +37,7 @@ def step(kind: str, decodes: int, context: int, tokens: int = 0, prompts: int = 
 
 STEPS = [
     *(step("decode", n, context) for context in (1024, 6000) for n in (1, 8, 64)), step("decode", 256, 1100),
-    *(step(kind, n, 1050, tokens, 1) for n in (1, 64) for tokens in (128, 1024, 4096) for kind in ("first", "behind")),
+    *(step(kind, n, 1050, tokens, 1) for n in (1, 64) for tokens in (128, 1024, 4096) for kind in ("mixed", "mixed")),
     step("alone", 0, 0, 512, 1), step("alone", 0, 0, 2048, 4), step("alone", 0, 0, 7900, 1),
 ]  # fmt: skip
 PROFILED = {"decodes": 64, "context": 1050, "prompt_tokens": 512, "prompts": 1, "past": 0, "kind": "kernels",
@@ -67,6 +67,6 @@ def as_forecast(
     steps = []
     for each, record in zip(forecasts.compared(other, host), records, strict=True):
         step_s = longer(each)
-        steps.append({**record, "step_us": step_s * 1e6, "gpu_us": (step_s - each.waits_s) * 1e6})
+        steps.append({**record, "step_us": step_s * 1e6, "host_us": each.host_s * 1e6})
     written(path, steps, **engine)
     return read_steps(path)

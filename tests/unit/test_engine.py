@@ -24,7 +24,7 @@ from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.results import Interval
 from kernelcast.schedule import KernelTime, joined
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import RequestTimes
+from kernelcast.serving.metrics import RequestTimes, StepLog
 from kernelcast.serving.service import EnginePool, EngineSettings, Service, engine_settings
 from kernelcast.serving.simulate import Cluster, Simulation, simulate
 from kernelcast.serving.step_times import StepTimes, StepTimeTables, padded, step_time_tables
@@ -436,3 +436,15 @@ def test_a_scheduler_that_looks_every_thirty_steps_lets_requests_wait() -> None:
         served = run(Service(EnginePool(where, own)), load).request_times
         waits.append(float(served.ttft_s[1:].mean() / served.tpot_s[0]))
     assert waits[1] - waits[0] == pytest.approx(14.5, abs=4)
+
+
+def test_a_step_that_only_prefills_lengthens_one_gap_of_those_that_wait() -> None:
+    """Three sequences decode five steps of 1 ms; a prompt of 10 ms; four decode ten steps of 1 ms."""
+    ends = [0.005, 0.015, 0.025]
+    log = StepLog(start_s=[0.0, *ends[:-1]], end_s=ends, steps=[5, 1, 10], decoding=[3, 0, 4], engine=[0, 0, 0])
+    seconds, count, _ = log.gaps()
+    assert sum(count) == 5 * 3 + 10 * 4
+    assert {round(float(gap), 6): float(n) for gap, n in zip(seconds, count, strict=True) if gap > 2e-3} == {0.011: 3.0}
+    alone = StepLog(start_s=[0.0, 0.01], end_s=[0.01, 0.02], steps=[1, 10], decoding=[0, 1], engine=[0, 0])
+    seconds, count, _ = alone.gaps()  # of the prompt itself: its first token comes at the end of it
+    assert seconds[count > 0] == pytest.approx([1e-3])

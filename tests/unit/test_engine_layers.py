@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from demand import of, works
+from deployments import deployed
 
 import kernelcast as kc
 from kernelcast.forecast.predictor import sustained_start_s, work_times
 from kernelcast.hardware import gpu
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.forward import forward
 from kernelcast.machine import analyse
 from kernelcast.ops.work import Work
+from kernelcast.stacks import stack
 
 H100 = gpu("h100_sxm")
 DECODE: dict[str, Any] = {"batch": 4, "q_len": 1, "kv_len": 1024, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -103,3 +107,14 @@ def test_a_layer_whose_input_comes_quantised_is_the_product_alone() -> None:
     counts = [len(kc.predict(call, H100, kc.Conditions(predictor="generic")).kernels) for call in (whole, ready)]
     assert counts == [2, 1]
     assert kc.predict(ready, H100).time_s < kc.predict(whole, H100).time_s
+
+
+def test_what_attention_writes_is_quantised_by_a_kernel_of_its_own() -> None:
+    """torch.compile joins quantisation with norms and activations; attention is between its pieces."""
+    place = deployed(engine=stack("vllm"), dtype="fp8")
+    inputs = [
+        (dict(launch.call.parameters)["k"], dict(launch.call.parameters).get("inputs"))
+        for launch in forward(place, Batch((64,), (0,)))
+        if launch.op == "gemm" and launch.part != "head"
+    ]
+    assert inputs == [(4096, "ready"), (4096, None), (4096, "ready"), (14336, "ready")]  # q, k, v; o; gate, up; down

@@ -91,16 +91,49 @@ class FakeEngine:
 def test_every_case_is_timed() -> None:
     records = list(measure_steps(FakeEngine()))
     kinds = {record["kind"] for record in records}
-    assert kinds == {"alone", "decode", "first", "behind"}
+    assert kinds == {"alone", "decode", "mixed"}
     decode = [record for record in records if record["kind"] == "decode"]
     assert [(record["decodes"], record["context"] > 5000) for record in decode] == [
         (64, False), (32, False), (8, False), (1, False), (8, True), (1, True)
     ]  # fmt: skip
     assert decode[0]["repeats"] == 12
-    mixed = next(record for record in records if record["kind"] == "behind" and record["decodes"] == 32)
-    assert (mixed["prompts"], mixed["prompt_tokens"], mixed["repeats"]) == (1, 32, 6)
+    mixed = next(record for record in records if record["kind"] == "mixed" and record["decodes"] == 32)
+    assert (mixed["prompts"], mixed["prompt_tokens"], mixed["repeats"]) == (1, 32, 7)
     alone = [(record["prompts"], record["prompt_tokens"]) for record in records if record["kind"] == "alone"]
     assert (1, 512) in alone and (4, 2048) in alone and (1, 2048) not in alone  # the step has room for 2,048
+
+
+def test_a_step_is_the_longer_of_host_and_gpu() -> None:
+    """Two steps are in flight: one ends for the host once the next is launched. 2 ms of the host for a prompt; of the
+    GPU 1 ms, 10 us a sequence, 1 us a token."""
+    records = {(r["decodes"], r["prompt_tokens"]): r for r in measure_steps(FakeEngine()) if r["kind"] == "mixed"}
+    for count, tokens in ((1, 32), (32, 128), (32, 1024), (8, 512)):
+        step_us = max(2000, 1000 + 10 * count + tokens)
+        assert records[count, tokens]["step_us"] == pytest.approx(step_us, rel=1e-3)
+        assert records[count, tokens]["host_us"] == 2000
+
+
+def test_dummy_routers_choose_by_chance() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    hidden, names = (
+        2048,
+        ("mlp.gate.weight", "mlp.gate.e_score_correction_bias", "mlp.router.bias", "mlp.gate_up.weight"),
+    )
+    weights = {f"layers.0.{name}": torch.rand(64, hidden if "weight" in name else 1) * 2e-3 - 1e-3 for name in names}
+    before = weights["layers.0.mlp.gate_up.weight"].clone()
+    tokens = torch.rand(100, hidden) * 2e-3 - 1e-3  # after a norm of such weights
+
+    def distinct() -> int:
+        scores = torch.softmax((tokens @ weights["layers.0.mlp.gate.weight"].T).bfloat16(), -1)
+        return len(
+            set((scores + weights["layers.0.mlp.gate.e_score_correction_bias"].T).topk(6).indices.flatten().tolist())
+        )
+
+    assert distinct() == 6  # the same for all tokens
+    vllm_engine.route_by_chance(weights)
+    assert distinct() == 64 and not weights["layers.0.mlp.router.bias"].any()
+    assert torch.equal(weights["layers.0.mlp.gate_up.weight"], before)
 
 
 def test_kernels_are_counted_per_step() -> None:

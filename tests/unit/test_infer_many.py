@@ -125,9 +125,10 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
         if engine.replays(mine.tokens, mine.sequences, decodes=phase == "decode"):
             host_s = sum(launch.count for launch in launches) * engine.gap_s
             between = [launch for launch in launches if launch.scales_with == "lengths" and phase == "prefill"]
+            launching_s = sum(launch.count for launch in between) * engine.launching_s("attention")
         else:
-            host_s, between = 0.0, launches
-        launching_s = sum(launch.count * engine.launching_s(launch.op) for launch in between)
+            host_s = 0.0
+            launching_s = sum(launch.count * engine.launching_s(launch.op) for launch in launches)
         busy_s = launching_s + engine.overlapped_step_s * (not draft)
         busy_s += engine.overlapped_sequence_s * mine.sequences * (not draft)
         host_s = max(host_s, busy_s - span.value - slower_s)

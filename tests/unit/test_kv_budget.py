@@ -10,8 +10,8 @@ from deployments import deployed
 
 from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.errors import KernelcastError
-from kernelcast.inference.memory import memory, weight_bytes
-from kernelcast.serving.service import engine_settings
+from kernelcast.inference.memory import cache_bytes, memory, weight_bytes
+from kernelcast.serving.service import engine_settings, logged_tokens
 from kernelcast.stacks import stack
 
 # A token of Llama-3.1-8B in bf16: keys and values x 8 heads x 128 x 32 layers x 2 bytes; of Llama-3.2-1B: 8 heads x 64
@@ -87,6 +87,10 @@ LOGGED = [
     ("qwen2.5-14b", "h200_sxm", 1, "vllm==0.22", {}, 534_832, 0.01, H200),
     ("mistral-nemo-12b", "h200_sxm", 1, "vllm==0.22", {}, 675_280, 0.01, H200),
     ("qwen3-30b-a3b", "h200_sxm", 1, "vllm==0.22", {}, 744_672, 0.01, H200),
+    ("deepseek-v2-lite", "h200_sxm", 1, "vllm==0.22", {}, 3_322_048, 0.01, H200),
+    ("glm-4.7-flash", "h200_sxm", 1, "vllm==0.22", {}, 1_355_760, 0.03, H200),
+    ("gpt-oss-20b", "h200_sxm", 1, "vllm==0.22", {}, 3_224_657, 0.01, H200),
+    ("llama-3.1-8b", "h200_sxm", 1, "vllm==0.22", {"dtype": "fp8", "cache": "fp8"}, 1_924_928, 0.01, H200),
     ("llama-2-7b", "h100_sxm", 1, "vllm==0.15", SMALL_STEPS, 119_408, 0.02, INFERENCE_SIM),
     ("llama-3.1-70b", "h100_sxm", 4, "vllm==0.15", SMALL_STEPS, 486_800, 0.02, INFERENCE_SIM),
     ("mistral-nemo-12b", "h100_sxm", 2, "vllm==0.15", {"max_num_seqs": 128, "max_num_batched_tokens": 1024}, 768_144,
@@ -122,8 +126,19 @@ def test_as_many_tokens_as_engines_logged(
     limits = dict(given)
     known = known.with_memory_share(limits.pop("share", known.memory_share))
     known = replace(known, logit_bytes=limits.pop("logit_bytes", known.logit_bytes))
-    place = deployed(name, on=gpu, engine=known, tp=tp)
-    assert engine_settings(place, limits).kv_tokens == pytest.approx(logged, rel=within)
+    formats = {name: limits.pop(name, None) for name in ("dtype", "cache")}
+    place = deployed(name, on=gpu, engine=known, tp=tp, **formats)
+    assert logged_tokens(place, engine_settings(place, limits), 16384) == pytest.approx(logged, rel=within)
+
+
+def test_windows_keep_a_whole_step_of_each_request_that_is_logged_and_their_window_of_those_that_decode() -> None:
+    """gpt-oss: half of the layers have a window of 128; vLLM 0.22 logs its KV cache for requests of 16,384 tokens each
+    in a step of 8,192."""
+    place = deployed("gpt-oss-20b", on="h200_sxm", engine=stack("vllm"))
+    layer = 2 * 8 * 64 * 2
+    assert cache_bytes(place, 16384) == 12 * layer * (16384 + 128)
+    assert cache_bytes(place, 16384, 8192) == 12 * layer * (16384 + 128 + 8192)
+    assert cache_bytes(place, 1024, 8192) == 24 * layer * 1024
 
 
 def test_experts_in_mxfp4_are_padded_to_whole_tiles() -> None:

@@ -53,8 +53,8 @@ def test_no_source_is_forecast_worse_than_by_the_last_release(source: str) -> No
     assert float(np.mean(worse)) <= noise, f"{source}: errors grew by {np.mean(worse):.3f}; most: {rows}"
 
 
-def case(number: int, measured: float) -> ScoredCase:
-    of = ("made", f"made/{number}", "h200_sxm", "a", "vllm", "mean_ttft_ms")
+def case(number: int, measured: float, model: str = "a") -> ScoredCase:
+    of = ("made", f"made/{number}", "h200_sxm", model, "vllm", "mean_ttft_ms")
     return ScoredCase(*of, measured, 1.0, 0.95, 1.05, "near", "near", SETTING)
 
 
@@ -70,6 +70,15 @@ def test_spreads_hold_eight_of_ten_of_the_other_half() -> None:
     assert low == pytest.approx(math.sqrt((1.28 * 0.3 - 0.1) ** 2 - 0.05**2), rel=0.1)
     assert high == pytest.approx(math.sqrt((1.28 * 0.3 + 0.1) ** 2 - 0.05**2), rel=0.1)
     assert sum(evidence.runs.values()) == sum(each.development for each in cases)
+
+
+def test_results_of_one_machine_count_as_few() -> None:
+    """Ten of each of 12 models that are all off alike are worth 12 results: the spread is the largest of them."""
+    off = np.random.default_rng(0).normal(0.0, 0.3, 12)
+    cases = [case(10 * at + each, math.exp(x), f"m{at}") for at, x in enumerate(off.tolist()) for each in range(10)]
+    (_, low), (_, high) = fit_spreads(cases).spread(SETTING, "ttft")
+    assert low == pytest.approx(math.sqrt(off.min() ** 2 - math.log(0.95) ** 2), abs=0.01)
+    assert high == pytest.approx(math.sqrt(off.max() ** 2 - math.log(1.05) ** 2), abs=0.01)
 
 
 def test_intervals_that_are_too_wide_shrink() -> None:

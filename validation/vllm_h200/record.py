@@ -1,6 +1,6 @@
 """Record the runs of this folder: `vllm serve` with dummy weights under loads of `vllm bench serve`.
 
-Usage, on a machine with the GPU and vLLM:  python record.py OUT SECONDS FOLDER...
+Usage, on a machine with the GPU, vLLM and this repository:  python record.py OUT SECONDS FOLDER...
 A FOLDER holds a model's config.json and a tokenizer; its name is the model's in kernelcast. Results are
 OUT/MODEL_LOAD.json, as read by `kernelcast replay`, without generated text, and OUT/MODEL.log, what the server said of
 its memory. Models are left out when SECONDS end. The client imports vLLM once for all loads of a model, and its first
@@ -19,6 +19,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 # name: input, output, range ratio, prompts, request rate, concurrency
 LOADS = {
@@ -30,6 +31,25 @@ LOADS = {
 WARM_UP = (1024, 32, 0.5, 80, "inf", None)  # kernels that are compiled at their first call; not kept
 PORT, START_S, RUN_S = 8123, 200, 30
 KEPT = re.compile("KV cache|backend|Maximum concurrency|graph|non-default|chunked|took|Error|error|memory|MoE|config")
+
+
+BY_CHANCE = "RECORD_ROUTERS_BY_CHANCE"  # set where a server and its engine run
+
+
+def larger_routers() -> None:
+    """Routers of dummy weights that choose experts by chance, once they are loaded."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    from kernelcast.collect.vllm_engine import route_by_chance
+
+    load = DummyModelLoader.load_weights
+
+    def loaded(self: DummyModelLoader, model: Any, *given: Any, **named: Any) -> None:
+        load(self, model, *given, **named)
+        route_by_chance(model.state_dict())
+
+    DummyModelLoader.load_weights = loaded
 
 
 def client(model: str, folder: str, out: str, until: float, names: list[str]) -> None:
@@ -80,12 +100,13 @@ def serve(folder: Path, out: Path, until: float) -> None:
     model = folder.name
     most = min(16384, json.loads((folder / "config.json").read_text())["max_position_embeddings"])
     names = [name for name, load in LOADS.items() if load[0] * (1 + load[2]) + load[1] * (1 + load[2]) < most]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--load-format", "dummy",
-               "--port", str(PORT), "--max-model-len", str(most), "--served-model-name", model]  # fmt: skip
+    command = [sys.executable, __file__, "serve", str(folder), "--load-format", "dummy", "--port", str(PORT),
+               "--max-model-len", str(most), "--served-model-name", model]  # fmt: skip
     began, path = time.time(), out / f"{model}.log"
     job = [sys.executable, __file__, "--client", model, str(folder), str(out), str(until), *names]
     with path.open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                                  env={**os.environ, BY_CHANCE: "1"})  # fmt: skip
         loads = subprocess.Popen(job, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         if wait(min(until - RUN_S, began + START_S), server):
@@ -105,8 +126,15 @@ def serve(folder: Path, out: Path, until: float) -> None:
     path.write_text("\n".join(line[:400] for line in lines if KEPT.search(line))[:20000] + "\n")
 
 
+if BY_CHANCE in os.environ:  # the engine's process, too, imports this file as its main module (spawn)
+    larger_routers()
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--client":
+    if BY_CHANCE in os.environ:
+        from vllm.entrypoints.cli.main import main
+
+        main()
+    elif sys.argv[1] == "--client":
         client(sys.argv[2], sys.argv[3], sys.argv[4], float(sys.argv[5]), sys.argv[6:])
     else:
         destination, limit = Path(sys.argv[1]), time.time() + float(sys.argv[2])

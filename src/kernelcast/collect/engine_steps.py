@@ -21,8 +21,11 @@ from kernelcast.collect.step_plan import FIRST_CONTEXT, Limits, PlannedStep, pla
 from kernelcast.errors import KernelcastError
 from kernelcast.serving.step_table import KERNELS
 
-_SETTLE, _DECODE_STEPS, _BURST = 4, 12, 3  # steps: before the first that counts; pure decode; with a prompt each
-_BURSTS, _LONG = 3, 4096  # of prompts of one length; one burst alone from this length on
+_SETTLE, _DECODE_STEPS, _ALONE = 4, 12, 3  # steps: before the first that counts; pure decode; of prompts alone
+# Steps with a prompt each, in a row, and how many of them begin and end it: a step ends for the host once the next is
+# launched, so that the first takes as long as the launches of two, and the last as that of a step without a prompt
+_BURST, _BEGIN, _END = 10, 2, 1
+_LONG, _LONG_BURST = 4096, 6  # prompts from this length on
 _PROFILED_STEPS = 3
 
 
@@ -90,7 +93,7 @@ Started = AbstractContextManager[tuple[Engine, Mapping[str, Any]]]  # an engine,
 def measure_steps(
     engine: Engine, say: Callable[[str], None] = lambda text: None, todo: Collection[PlannedStep] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every step of ``todo`` (None: of the whole plan) as a record: its time (median, quartiles), the host's and the
+    """Every step of ``todo`` (None: of the whole plan) as a record: its time (mean, quartiles), the host's and the
     GPU's part."""
     steps = [step for step in (planned_steps(engine) if todo is None else todo) if step.step_type != KERNELS]
     for step in steps:
@@ -153,7 +156,7 @@ def profile_steps(
 
 def _alone(engine: Engine, tokens: int, prompts: int) -> Iterator[dict[str, Any]]:
     """Steps of prompts and nothing else."""
-    for _ in range(_BURST):
+    for _ in range(_ALONE):
         for _ in range(prompts):
             engine.add(tokens, 1)
         _emptied(engine, [])
@@ -200,22 +203,28 @@ def _decoding(engine: Engine, count: int, wanted: Sequence[PlannedStep]) -> Iter
         yield from _record(_case(steps[-1]), "decode", steps[_SETTLE:], _apart(steps)[_SETTLE:])
     for tokens in (step.prompt_tokens for step in wanted if step.prompts):
         steps = _turn(engine, 2)
-        for _ in range(1 if tokens >= _LONG else _BURSTS):
-            steps += _burst(engine, tokens)
+        steps += _burst(engine, tokens)
         apart = _apart(steps)
-        mixed = [at for at, step in enumerate(steps) if step.prompts == 1 and step.prompt_tokens == tokens]
-        for kind, before in (("first", False), ("behind", True)):  # a step with a prompt before it hides less
-            if chosen := [at for at in mixed if (steps[at - 1].prompts > 0) == before]:
-                case = _case(steps[chosen[0]])
-                yield from _record(case, kind, [steps[at] for at in chosen], [apart[at] for at in chosen])
+        chosen = _middle([step.prompts == 1 and step.prompt_tokens == tokens for step in steps])
+        yield from _record(_case(steps[chosen[0]]), "mixed", [steps[at] for at in chosen], [apart[at] for at in chosen])
 
 
 def _burst(engine: Engine, tokens: int) -> list[TimedStep]:
     """Steps with a prompt each, one behind another, and at least one without."""
-    for _ in range(_BURST):
+    count = _BURST if tokens < _LONG else _LONG_BURST
+    for _ in range(count):
         engine.add(tokens, 1)
         engine.step()
-    return _until(engine, lambda done: sum(step.prompts > 0 for step in done) >= _BURST and not done[-1].prompts, 64)
+    return _until(engine, lambda done: sum(step.prompts > 0 for step in done) >= count and not done[-1].prompts, 64)
+
+
+def _middle(wanted: Sequence[bool]) -> list[int]:
+    """Where the longest row of wanted steps is, without its begin and end; all of it where it is too short."""
+    rows = [
+        list(row) for is_wanted, row in itertools.groupby(range(len(wanted)), key=lambda at: wanted[at]) if is_wanted
+    ]
+    longest = max(rows, key=len)
+    return longest[_BEGIN : len(longest) - _END] or longest
 
 
 def _case(step: TimedStep) -> StepCase:
@@ -234,8 +243,8 @@ def _record(case: StepCase, kind: str, steps: list[TimedStep], seconds: list[flo
     ordered, gpu_s = sorted(seconds), statistics.median(step.gpu_s for step in steps)
     quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
     yield {
-        **asdict(case), "kind": kind, "repeats": len(seconds), "step_us": round(statistics.median(ordered) * 1e6, 1),
-        "spread": round((quartiles[2] - quartiles[0]) / 2 / statistics.median(ordered), 4),
+        **asdict(case), "kind": kind, "repeats": len(seconds), "step_us": round(statistics.mean(seconds) * 1e6, 1),
+        "spread": round((quartiles[2] - quartiles[0]) / 2 / statistics.mean(seconds), 4),
         "host_us": round(statistics.median(step.host_s for step in steps) * 1e6, 1),
         "gpu_us": None if math.isnan(gpu_s) else round(gpu_s * 1e6, 1),
     }  # fmt: skip

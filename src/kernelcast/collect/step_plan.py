@@ -31,9 +31,8 @@ class PlannedStep:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> PlannedStep:
         """What a record is of: contexts grow while their steps are timed."""
-        step_type = {"first": "mixed", "behind": "mixed"}.get(record["kind"], record["kind"])
         context = max((known for known in _GRID if known <= record["context"]), default=0)
-        return cls(step_type, record["decodes"], context, record["prompts"], record["prompt_tokens"])
+        return cls(record["kind"], record["decodes"], context, record["prompts"], record["prompt_tokens"])
 
 
 class Limits(Protocol):

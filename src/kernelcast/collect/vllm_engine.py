@@ -23,6 +23,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.models.catalogue import config as model_config
 
 _OLDEST = "0.14"
+_ROUTERS = (".gate", ".router")  # modules of vLLM's models, before the last part of a weight's name
+_ROUTER_SCALE = 1e5  # scores of about 1 of hidden sizes of thousands: norms are within 0.001 too
 
 
 @contextmanager
@@ -30,6 +32,8 @@ def measured_engine(model: str, arguments: str) -> Iterator[tuple[VllmEngine, Ma
     """The engine that `vllm serve MODEL ARGUMENTS` would start, and its settings."""
     with TemporaryDirectory(prefix="kernelcast-") as folder:
         core = _core(model, arguments, Path(folder))
+        if worker := worker_of(core):
+            route_by_chance(worker.model_runner.model.state_dict())
         try:
             yield VllmEngine(core), settings_of(core)
         finally:
@@ -85,6 +89,18 @@ def worker_of(core: Any) -> Any:
     return getattr(getattr(core.model_executor, "driver_worker", None), "worker", None)
 
 
+def route_by_chance(weights: Mapping[str, Any]) -> None:
+    """Dummy weights are within 0.001: scores of a router are alike to four digits, so that all tokens have the same
+    experts where they are rounded to bf16, or where a bias of 0.001 decides. Larger weights and no bias route as
+    random ones of a usual size do."""
+    for name, values in weights.items():
+        module, _, what = name.rpartition(".")
+        if what == "e_score_correction_bias":
+            values.zero_()
+        elif module.endswith(_ROUTERS):
+            values.mul_(_ROUTER_SCALE) if what == "weight" else values.zero_()
+
+
 class VllmEngine:
     """The engine of ``engine_steps.Engine``."""
 
@@ -97,9 +113,7 @@ class VllmEngine:
         self.max_num_batched_tokens = config.scheduler_config.max_num_batched_tokens
         self.max_model_len = config.model_config.max_model_len
         self.vocab = config.model_config.get_vocab_size()
-        # Groups of layers (whole attention, windows, states) take blocks of one pool, each its own for the same tokens
-        groups = getattr(core.scheduler.kv_cache_manager, "num_kv_cache_groups", 1)
-        self.kv_tokens = int(config.cache_config.num_gpu_blocks // groups * config.cache_config.block_size)
+        self.kv_tokens = _kv_tokens(core)
         self.open: dict[int, TimedStep] = {}
         self.done: list[TimedStep] = []
         self._watch()
@@ -189,6 +203,19 @@ class VllmEngine:
             count, seconds = kernels.get(name, (0, 0.0))
             kernels[name] = count + 1, seconds + event.duration_ns() / 1e9
         return kernels
+
+
+def _kv_tokens(core: Any) -> int:
+    """Of the KV cache, as the engine logs them; in older releases by its blocks. Groups of layers (whole attention,
+    windows, states) take blocks of one pool, each its own for the same tokens."""
+    config = core.vllm_config
+    try:
+        from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config as requests_of
+
+        return int(requests_of(config, core.scheduler.kv_cache_config) * config.model_config.max_model_len)
+    except (ImportError, AttributeError, TypeError):
+        groups = getattr(core.scheduler.kv_cache_manager, "num_kv_cache_groups", 1)
+        return int(config.cache_config.num_gpu_blocks // groups * config.cache_config.block_size)
 
 
 def composed(output: Any, began: float) -> TimedStep:

@@ -13,6 +13,7 @@ from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.batch import Batch, BatchColumns
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.pass_times import POWER_LIMIT, PassKernels, kernel_tables
+from kernelcast.models.layers import Experts
 from kernelcast.ops.base import kernel_class
 from kernelcast.serving.step_table import ProfiledStep
 
@@ -24,7 +25,7 @@ _OF_FAMILY: dict[str, EnginePart] = {
     "sparse_attention": "attention", "mla": "attention", "mla_layer": "attention", "linear_attention": "attention",
     "mamba2": "attention", "moe": "moe", "moe_gemm": "moe", "deepep": "moe", "collective": "collectives",
 }  # fmt: skip
-_OF_PART: dict[str, EnginePart] = {"sampling": "sampling"}
+_SAMPLING = ("softmax", "argmax")  # by their names; what copies, divides and draws is elementwise
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,17 @@ def step_kernels(steps: Iterable[ProfiledStep], deployment: Deployment, conditio
         return []
     batches = BatchColumns.of([_batch(step) for step in profiled])
     table = kernel_tables(deployment, [("", batches)], Times(deployment.gpu, conditions))[0]
-    return [_of(step, _predicted(table, row)) for row, step in enumerate(profiled)]
+    experts = any(isinstance(run.layer.mlp, Experts) for run in deployment.model.distinct_layers)
+    return [_of(step, _predicted(table, row), experts) for row, step in enumerate(profiled)]
 
 
-def _of(step: ProfiledStep, predicted_s: dict[str, float]) -> StepKernels:
+def _of(step: ProfiledStep, predicted_s: dict[str, float], experts: bool) -> StepKernels:
+    """``experts``: the activation of a layer of experts is measured with it; those of others are compiled."""
     measured_s: dict[str, float] = {}
     kernels = launches = 0.0
     for name, (count, seconds) in step.events.items():
         if runs_on_gpu(name):
-            part = engine_part(name)
+            part = "moe" if experts and "act_and_mul" in name else engine_part(name)
             kernels, measured_s[part] = kernels + count, measured_s.get(part, 0.0) + seconds
         elif is_launch(name):
             launches += count
@@ -82,4 +85,6 @@ def _predicted(table: PassKernels, row: int) -> dict[str, float]:
 
 
 def _part(launch: Launch) -> EnginePart:
-    return _OF_PART.get(launch.part) or _OF_FAMILY.get(kernel_class(launch.op).family, "elementwise")
+    if launch.part == "sampling" and launch.op in _SAMPLING:
+        return "sampling"
+    return _OF_FAMILY.get(kernel_class(launch.op).family, "elementwise")

@@ -88,10 +88,12 @@ class PassContext:
         custom = near and self.stack.kernels != "torch"  # engines have a custom all-reduce over NVLink
         yield self.collective("all_reduce", count, sent, world, stack=self.stack.kernels if custom else "nccl")
 
-    def gemm(self, part: str, count: float, m: Any, n: int, k: int, dtype: str | None = None) -> Launch:
-        """In the format of attention's weights unless given."""
+    def gemm(self, part: str, count: float, m: Any, n: int, k: int, dtype: str | None = None, *,
+             after: str = "compiled") -> Launch:  # fmt: skip
+        """In the format of attention's weights unless given. ``after``: "attention", whose outputs no compiler joins
+        with their quantisation."""
         dtype = dtype or self.matrices
-        inputs = "ready" if dtype in self.stack.fused_quantisation else None
+        inputs = "ready" if dtype in self.stack.fused_quantisation and after != "attention" else None
         return self.launch(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=dtype)
 
     def collective(self, op: str, count: float, sent_bytes: Any, gpus: int, **parameters: Any) -> Launch:
@@ -176,7 +178,7 @@ def _attention(ctx: PassContext, mixer: SelfAttention, count: int) -> Iterator[L
                    page_size=ctx.page_size, kv_dtype=ctx.precision.cache, backend=ctx.backend("attention"))  # fmt: skip
     if gate:
         yield from ctx.elementwise("activation", "mul", count, rows=ctx.tokens, cols=gate)
-    yield ctx.gemm("projections", count, ctx.tokens, width, heads * dim)
+    yield ctx.gemm("projections", count, ctx.tokens, width, heads * dim, after="activation" if gate else "attention")
 
 
 def _latent(ctx: PassContext, mixer: LatentAttention, count: int) -> Iterator[Launch]:

@@ -14,7 +14,7 @@ from kernelcast.errors import DoesNotFit
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.workload import RequestColumns, Workload
-from kernelcast.models.layers import Experts
+from kernelcast.models.layers import Experts, SelfAttention
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
 
@@ -105,17 +105,19 @@ def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
     return weight_bytes(deployment) - unread
 
 
-def cache_bytes(deployment: Deployment, context_tokens: Any) -> Any:
+def cache_bytes(deployment: Deployment, context_tokens: Any, step_tokens: int = 0) -> Any:
     """KV cache of one sequence on one GPU: keys, values, the keys of indexers, and recurrent states. Of a column of
-    contexts: a column."""
+    contexts: a column. ``step_tokens``: of a prefill, that windows have beside those before it."""
     model, layout = deployment.model, deployment.layout
     kept = 0.0 * context_tokens
     if model.kind == "encoder":
         return kept
     for run in model.distinct_layers:
-        if run.layer.attention:
+        if mixer := run.layer.attention:
             value_bytes = deployment.precision.cache_bytes
-            kept = kept + run.count * run.layer.attention.cache_bytes(context_tokens, value_bytes, layout.tp)
+            if isinstance(mixer, SelfAttention) and mixer.window:
+                mixer = replace(mixer, window=mixer.window + step_tokens)
+            kept = kept + run.count * mixer.cache_bytes(context_tokens, value_bytes, layout.tp)
     return kept / (layout.pp * layout.dp)
 
 

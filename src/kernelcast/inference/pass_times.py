@@ -189,14 +189,14 @@ class PassKernels:
         return longer
 
     def launched(self, stack: Stack) -> Array:
-        """(3, passes): kernels, the host's seconds to launch them where no graph runs, and those of attention."""
-        launched = np.zeros((3, len(self.batches)))
+        """(3, passes): kernels, the host's seconds to launch them where no graph runs, and those of attention between
+        the pieces of a graph, which has the projections of a whole layer."""
+        launched, between_s = np.zeros((3, len(self.batches))), stack.launching_s("attention")
         for group in self.groups:
-            each = [
-                (launch.count, seconds, seconds if launch.scales_with == "lengths" else 0.0)
-                for launch in group.launches for seconds in (launch.count * stack.launching_s(launch.op),)
-            ]  # fmt: skip
-            launched[:, group.rows] = np.array([np.sum(each, axis=0)]).T if each else 0.0
+            for launch in group.launches:
+                of_attention_s = between_s if launch.scales_with == "lengths" else 0.0
+                each = np.array([1.0, stack.launching_s(launch.op), of_attention_s])
+                launched[:, group.rows] += launch.count * each[:, None]
         return launched
 
     def launches(self, row: int) -> Iterator[tuple[Launch, int, int]]:

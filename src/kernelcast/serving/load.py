@@ -305,7 +305,7 @@ class Lengths:
 
     uniform: from floor(mean x (1 - ratio)) to ceil(mean x (1 + ratio)), as vLLM's --random-range-ratio. normal and
     lognormal: ``mean`` and ``std`` are those of the lengths themselves, before they are clipped to ``low`` and ``high``
-    (0: none). exponential: many short ones and a long tail, as conversations have (ShareGPT).
+    (0: none). exponential: many short ones and a long tail, as conversations have (ShareGPT), stretched to this mean.
     """
 
     mean: float
@@ -337,6 +337,7 @@ class Lengths:
             lengths = draws.normal(self.mean, self.std, count)
         elif self.distribution == "exponential":
             lengths = draws.exponential(self.mean, count)
+            lengths *= self.mean / lengths.mean()
         else:
             variance = math.log1p((self.std / self.mean) ** 2)
             lengths = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)

@@ -151,9 +151,8 @@ def _gaps_ms(served: RequestTimes, notes: StepLog, chosen: NDArray[np.bool_], *,
     if not tokens.sum():
         return {}
     mean_ms = float((served.last_token_s - served.first_token_s)[chosen].sum() / tokens.sum()) * 1e3
-    lasted, weight = notes.gaps()
+    lasted, weight, starts = notes.gaps()
     if not whole:
-        starts = np.array(notes.start_s)
         first, last = served.arrival_s[chosen].min(), served.last_token_s[chosen].max()
         weight = weight * ((starts >= first) & (starts <= last))
     if not weight.sum():
@@ -180,20 +179,24 @@ class StepLog:
     engine: list[int] = field(default_factory=list)
     blocked_s: dict[str, float] = field(default_factory=dict)  # time that requests waited because of a limit
 
-    def gaps(self) -> tuple[Array, Array]:
-        """Seconds between tokens of those that decode, of each stretch, and how many such gaps there were. A step that
-        only prefills lengthens the gap before the next decode step of its engine."""
-        lasted, weight = np.zeros(len(self.steps)), np.zeros(len(self.steps))
+    def gaps(self) -> tuple[Array, Array, Array]:
+        """Seconds between tokens of those that decode, of each stretch, how many such gaps there were, and when it
+        began. A step that only prefills lengthens one gap of those that decoded before it in its engine."""
+        rows: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
         waited: dict[int, float] = {}
-        for at, (start, end, steps, decoding, engine) in enumerate(
-            zip(self.start_s, self.end_s, self.steps, self.decoding, self.engine, strict=True)
+        decoded: dict[int, int] = {}
+        for start, end, steps, decoding, engine in zip(
+            self.start_s, self.end_s, self.steps, self.decoding, self.engine, strict=True
         ):
             if not decoding:
                 waited[engine] = waited.get(engine, 0.0) + end - start
                 continue
-            lasted[at] = (end - start + waited.pop(engine, 0.0)) / steps
-            weight[at] = steps * decoding
-        return lasted, weight
+            each_s, wait_s = (end - start) / steps, waited.pop(engine, 0.0)
+            held = min(decoded.get(engine, 0), decoding) if wait_s else 0
+            rows += [(each_s, steps * decoding - held, start), (each_s + wait_s, held, start)]
+            decoded[engine] = decoding
+        seconds, count, starts = np.array(rows).T
+        return seconds, count, starts
 
 
 Seconds = NDArray[np.float64]

@@ -99,16 +99,17 @@ def _defaults(stack: Stack, gpu: Gpu, *, offline: bool = False) -> dict[str, Any
     return raw
 
 
-def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, draft: Deployment | None = None) -> int:
+def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, draft: Deployment | None = None,
+              step_tokens: int = 0) -> int:  # fmt: skip
     """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills. A draft
-    model has its weights there, and its own KV cache of every token."""
+    model has its weights there, and its own KV cache of every token. ``step_tokens``: see ``cache_bytes``."""
     tokens, models = max(settings.max_num_batched_tokens, 1), [deployment, *([draft] if draft else [])]
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
     weights = sum(weight_bytes(each) for each in models)
     stack, gpu = deployment.stack, deployment.gpu
     room = stack.cache_room_bytes(gpu.allocatable_bytes, held["stack"], weights, held["activation"])
     # Of a rank: ``cache_bytes`` is the mean over ranks.
-    each = sum(cache_bytes(model, context) for model in models) * deployment.layout.dp / context
+    each = sum(cache_bytes(model, context, step_tokens) for model in models) * deployment.layout.dp / context
     if room <= 0:
         gib = 2**30
         raise DoesNotFit(
@@ -121,6 +122,12 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
     if not each:
         return 1 << 40
     return math.floor(room / (each * settings.block_size))
+
+
+def logged_tokens(deployment: Deployment, settings: EngineSettings, longest: int) -> int:
+    """The tokens that vLLM logs as its KV cache: of as many requests of ``longest`` tokens as fit while each is in a
+    prefill of a whole step, which windows keep (get_max_concurrency_for_kv_cache_config, v1/core/kv_cache_utils.py)."""
+    return settings.block_size * kv_blocks(deployment, settings, longest, step_tokens=settings.max_num_batched_tokens)
 
 
 OVERHEADS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")

@@ -10,23 +10,23 @@ import numpy as np
 from kernelcast.inference.memory import memory
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.load import Load
-from kernelcast.serving.service import EnginePool, Service
+from kernelcast.serving.service import EnginePool, Service, logged_tokens
 from kernelcast.serving.step_table import GROUPS, Composition, MeasuredStep, StepTable
 from kernelcast.serving.step_times import StepTimes, StepTimeTables, host_time
 from kernelcast.stacks import Stack
 
-LARGE_HOST = 0.1  # of a step: a smaller share of the host is not scored
+LARGE_HOST = 0.5  # of a step: a host that takes less is hidden by the GPU, and not scored
 
 
 @dataclass(frozen=True)
 class StepComparison:
-    """One step: measured, and as forecast. ``waits_s``: the part in which the GPU waits for the host."""
+    """One step: measured, and as forecast. ``host_s``: what the host does to launch it."""
 
     step: MeasuredStep
     predicted_s: float
     low_s: float
     high_s: float
-    waits_s: float
+    host_s: float
     graph: bool  # it replays a CUDA graph, whole or in pieces
 
     @property
@@ -39,15 +39,15 @@ class StepComparison:
         return self.low_s <= self.step.step_s <= self.high_s
 
     @property
-    def waits_error(self) -> float | None:
-        """Relative error of the host's part, where it is a large one of the measured step."""
-        waits_s = self.step.waits_s
-        return self.waits_s / waits_s - 1 if waits_s and waits_s > LARGE_HOST * self.step.step_s else None
+    def host_error(self) -> float | None:
+        """Relative error of the host's time, where it is a large part of the measured step."""
+        host_s = self.step.host_s
+        return self.host_s / host_s - 1 if host_s and host_s > LARGE_HOST * self.step.step_s else None
 
 
 @dataclass(frozen=True)
 class GroupErrors:
-    """Errors of steps of one kind, as shares; ``waits``: of the host's part of ``large_waits`` of them."""
+    """Errors of steps of one kind, as shares; ``host``: of the host's time of ``large_hosts`` of them."""
 
     steps: int
     mean: float
@@ -55,16 +55,16 @@ class GroupErrors:
     worst: float
     bias: float
     inside: float
-    large_waits: int
-    waits: float | None
+    large_hosts: int
+    host: float | None
 
     @classmethod
     def of(cls, steps: Sequence[StepComparison]) -> GroupErrors:
         errors = np.array([step.error for step in steps])
         sizes, inside = np.abs(errors), np.mean([step.inside for step in steps])
-        waits = [abs(error) for step in steps if (error := step.waits_error) is not None]
+        hosts = [abs(error) for step in steps if (error := step.host_error) is not None]
         return cls(len(steps), float(sizes.mean()), float(np.median(sizes)), float(sizes.max()), float(errors.mean()),
-                   float(inside), len(waits), float(np.mean(waits)) if waits else None)  # fmt: skip
+                   float(inside), len(hosts), float(np.mean(hosts)) if hosts else None)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +88,13 @@ class StepReplay:
         names = [name for name in dict.fromkeys(GROUPS.values()) if any(each.step.group == name for each in self.steps)]
         groups = {name: GroupErrors.of([each for each in self.steps if each.step.group == name]) for name in names}
         return groups | {"all": GroupErrors.of(self.steps)}
+
+    @property
+    def logged_tokens(self) -> int:
+        """Of the KV cache, as the engine logs them."""
+        pool = self.service.pool
+        longest = self.table.count("max_model_len") or pool.deployment.model.max_context
+        return logged_tokens(pool.deployment, pool.settings, longest)
 
     @property
     def memory_bytes(self) -> dict[str, tuple[float | None, float]]:
@@ -143,14 +150,15 @@ class StepForecasts:
         return self.times.with_host(replace(self.pool.deployment, stack=stack), host)
 
     def compared(self, stack: Stack, host: float = 1.0) -> tuple[StepComparison, ...]:
-        times, bare = self.on(stack, host), self.on(stack.with_host(0.0), 0.0)
-        return tuple(self._compared(step, times, bare) for step in self.table.steps)
+        times = self.on(stack, host)
+        return tuple(self._compared(step, times) for step in self.table.steps)
 
-    def _compared(self, step: MeasuredStep, times: StepTimes, bare: StepTimes) -> StepComparison:
+    def _compared(self, step: MeasuredStep, times: StepTimes) -> StepComparison:
         likely, low, high = (step_seconds(times, step, variant) for variant in ("likely", "low", "high"))
         tokens = step.decodes + step.prompt_tokens
         graph = bool(times.deployment.stack.replays(tokens, step.decodes, decodes=not step.prompts))
-        return StepComparison(step, likely, low, high, likely - step_seconds(bare, step), graph)
+        host_s = times.host_s(step.decodes + step.prompts, graph=graph, decodes=not step.prompts)
+        return StepComparison(step, likely, low, high, host_s, graph)
 
 
 def step_seconds(times: StepTimes, step: Composition, variant: str = "likely") -> float:

@@ -21,8 +21,8 @@ from kernelcast.models.architecture import Architecture
 
 FILE_TYPE = "kernelcast engine steps"
 UNFINISHED = ".progress.jsonl"  # how the name of a file ends while its steps are measured
-# How a step was timed: of ``behind`` the step before it had a prompt too; ``alone``: the engine was idle before it
-GROUPS = {"decode": "decode", "first": "mixed", "behind": "mixed", "alone": "prompts alone"}
+# How a step was timed: one of many alike, which only decode or have a prompt each; ``alone``: in an idle engine
+GROUPS = {"decode": "decode", "mixed": "mixed", "alone": "prompts alone"}
 KERNELS = "kernels"
 ENGINES = ("vllm",)
 _NEEDED = ("model", "gpu", "engine", "release")
@@ -53,8 +53,8 @@ class Composition:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep(Composition):
-    """A step, the median of ``repeats``. ``spread``: half the distance of its quartiles, as a share. ``gpu_s``: from
-    its first to its last kernel; None: not known."""
+    """A step, the mean of ``repeats`` alike. ``spread``: half the distance of their quartiles, as a share. ``gpu_s``:
+    from its first to its last kernel; None: not known."""
 
     step_type: str
     step_s: float
@@ -66,11 +66,6 @@ class MeasuredStep(Composition):
     @property
     def group(self) -> str:
         return GROUPS[self.step_type]
-
-    @property
-    def waits_s(self) -> float | None:
-        """The part of the step in which the GPU runs nothing of it."""
-        return None if self.gpu_s is None else max(0.0, self.step_s - self.gpu_s)
 
 
 @dataclass(frozen=True, kw_only=True)

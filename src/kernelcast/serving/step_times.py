@@ -285,15 +285,22 @@ class StepTimes:
         for part in parts:
             time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
         stack = self.deployment.stack
-        host = float(stack.waits_s(time, self.launched, sequences, graph=graph, decodes=decodes))
         spread = stack.spread
         if spread:  # its steps were measured
             time *= {"low": 1 - spread, "likely": 1.0, "high": 1 + spread}[variant]
         elif variant == "low":
-            time -= pass_deviation(time, math.sqrt(below), 0)
+            time = max(0.0, time - pass_deviation(time, math.sqrt(below), 0))
         elif variant == "high":
             time += pass_deviation(time, math.sqrt(above), 1)
-        return max(time, 0.0) + host
+        of_machine = 1.0 if spread else host_time(variant, 1.0)
+        launched = (self.launched[0], *(of_machine * seconds for seconds in self.launched[1:]))
+        return time + float(stack.waits_s(time, launched, sequences, graph=graph, decodes=decodes))
+
+    def host_s(self, sequences: float, *, graph: bool, decodes: bool) -> float:
+        """What the host does in a step: beside the GPU, and before it."""
+        stack = self.deployment.stack
+        before_s = (stack.step_s if decodes else stack.prefill_s) + stack.sequence_s * sequences
+        return before_s + float(stack.busy_s(self.launched, sequences, graph=graph, decodes=decodes))
 
     @property
     def predictor(self) -> str:

@@ -120,13 +120,17 @@ class Stack(Library):
 
     def waits_s(self, kernels_s: Any, launched: Any, sequences: Any, *, graph: Any, decodes: Any) -> Any:
         """How long the GPU waits for the host in a step, beyond ``step_s`` and ``sequence_s``: gaps between the kernels
-        of a graph, and what launching them one by one and overlapped host work take longer than the kernels. A graph of
-        a step with prompts is in pieces: attention is launched between them. ``launched``: kernels, the host's seconds
-        to launch all of them, and those of attention. Numbers or arrays."""
-        launches, launching_s, attention_s = launched
+        of a graph, and what the host does beside the GPU takes longer than the kernels. Numbers or arrays."""
+        busy_s = self.busy_s(launched, sequences, graph=graph, decodes=decodes)
+        return np.maximum(np.where(graph, launched[0] * self.gap_s, 0.0), busy_s - kernels_s)
+
+    def busy_s(self, launched: Any, sequences: Any, *, graph: Any, decodes: Any) -> Any:
+        """What the host does in a step while the GPU works: it schedules the next, and launches kernels one by one
+        where no graph runs. A graph of a step with prompts is in pieces: attention is launched between them.
+        ``launched``: kernels, the host's seconds to launch all of them, and those of attention."""
+        _, launching_s, attention_s = launched
         outside_s = np.where(graph, np.where(decodes, 0.0, attention_s), launching_s)
-        busy_s = self.overlapped_step_s + self.overlapped_sequence_s * sequences + outside_s
-        return np.maximum(np.where(graph, launches * self.gap_s, 0.0), busy_s - kernels_s)
+        return self.overlapped_step_s + self.overlapped_sequence_s * sequences + outside_s
 
     def runs_on(self, vendor: str) -> bool:
         """Whether it runs on GPUs of this vendor."""

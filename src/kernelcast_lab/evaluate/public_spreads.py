@@ -73,7 +73,7 @@ def _spread(members: Sequence[ScoredCase], one_engine: bool) -> tuple[float, flo
     columns = (np.array([getattr(m, name) for m in members]) for name in ("measured", "predicted", "low", "high"))
     measured, predicted, low, high = map(np.log, columns)
     # of n results, so that as many others are outside on average (split conformal prediction)
-    level = min(1.0, (1 - _SIDE) * (1 + 1 / len(members)))
+    level = min(1.0, (1 - _SIDE) * (1 + 1 / _independent(members)))
     fitted: list[float] = []
     for off, own in ((predicted - measured, predicted - low), (measured - predicted, high - predicted)):
         off, own = np.maximum(off, 0.0), np.maximum(own, 1e-6)
@@ -82,6 +82,24 @@ def _spread(members: Sequence[ScoredCase], one_engine: bool) -> tuple[float, flo
         added = float(np.quantile(np.sqrt(np.maximum(off**2 - (share * own) ** 2, 0.0)), level))
         fitted += [round(share, 3), round(added, 3)]
     return fitted[0], fitted[1], fitted[2], fitted[3]
+
+
+def _independent(members: Sequence[ScoredCase]) -> float:
+    """As many independent results as these are worth: those of one model on one GPU of a source share a machine and
+    are off alike. Kish's design effect, n / (1 + (m - 1) rho) with m results of each and the intraclass correlation
+    rho of their errors."""
+    errors, n = np.log([each.predicted / each.measured for each in members]), len(members)
+    each = [(case.source, case.gpu, case.model) for case in members]
+    groups = [errors[[key == known for key in each]] for known in dict.fromkeys(each)]
+    if len(groups) in (1, n):  # nothing tells how alike they are
+        return n
+    sizes = np.array([len(group) for group in groups])
+    means = np.array([group.mean() for group in groups])
+    within = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / (n - len(groups))
+    between = float((sizes * (means - errors.mean()) ** 2).sum()) / (len(groups) - 1)
+    usual = (n - (sizes**2).sum() / n) / (len(groups) - 1)
+    rho = np.clip((between - within) / max(between + (usual - 1) * within, 1e-12), 0.0, 1.0)
+    return float(n / (1 + ((sizes**2).sum() / n - 1) * rho))
 
 
 def merged(known: EndToEnd, fitted: EndToEnd, sources: Sequence[str]) -> EndToEnd:

@@ -127,6 +127,8 @@ def engine_service(
     if question.dtype is None:
         parameters["dtype"] = table.dtype(models.model(name))
         parameters["quantization"] = question.quantization or (None if parameters["dtype"] is None else "none")
+    if "routing" not in given:  # its weights are drawn at random, which route so
+        parameters["routing"] = "random"
     for parameter, key, type_ in (("async_scheduling", "async_scheduling", bool),
                                   ("gpu_memory_utilization", "gpu_memory_utilization", float)):  # fmt: skip
         if parameter not in given and isinstance(table.engine.get(key), type_):

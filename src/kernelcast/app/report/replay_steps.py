@@ -41,8 +41,8 @@ _MEMORY = {
 }
 _COLOURS = {"decode": "#2b6cb0", "mixed": "#c05621", "prompts alone": "#2f855a"}
 _LEGEND = (
-    "Milliseconds; a step is sequences x context + prompt. host: the part of the step in which the GPU waits, measured "
-    "/ forecast. first: a prompt beside decodes; behind: with one in the step before it too."
+    "Milliseconds; a step is sequences x context + prompt. host: what the host does to launch it, measured / forecast; "
+    "the GPU waits where its kernels are shorter."
 )
 _KNOWN = ("engine", "release", "model", "gpu", "engine_args", "quantization", "dtype", "kv_cache_dtype", "tp",
           "max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling", "cudagraph_mode",
@@ -63,7 +63,7 @@ def fields(
         **pool_fields(replay.service.pool),
         "assumed": list(replay.assumed),
         "errors": {name: asdict(errors) for name, errors in replay.groups.items()},
-        "kv_cache": {"measured_tokens": tokens, "predicted_tokens": replay.service.pool.settings.kv_tokens,
+        "kv_cache": {"measured_tokens": tokens, "predicted_tokens": replay.logged_tokens,
                      "error": _kv_error(replay)},
         "memory": {name: {"measured_bytes": measured, "predicted_bytes": predicted}
                    for name, (measured, predicted) in replay.memory_bytes.items()},
@@ -93,8 +93,8 @@ def _step_fields(each: StepComparison, before: StepComparison | None) -> dict[st
         "kind": step.step_type, "decodes": step.decodes, "context": step.context, "prompts": step.prompts,
         "prompt_tokens": step.prompt_tokens, "past": step.past, "repeats": step.repeats, "spread": step.spread,
         "measured_s": step.step_s, "predicted_s": each.predicted_s, "low_s": each.low_s, "high_s": each.high_s,
-        "error": each.error, "inside": each.inside, "graph": each.graph, "measured_wait_s": step.waits_s,
-        "predicted_wait_s": each.waits_s, "host_s": step.host_s,
+        "error": each.error, "inside": each.inside, "graph": each.graph, "measured_host_s": step.host_s,
+        "predicted_host_s": each.host_s,
     }  # fmt: skip
     if before:
         values |= {"uncalibrated_s": before.predicted_s, "uncalibrated_error": before.error}
@@ -113,7 +113,7 @@ def _kernel_fields(each: StepKernels) -> dict[str, Any]:
 
 def _kv_error(replay: StepReplay) -> float | None:
     tokens = replay.table.kv_tokens
-    return replay.service.pool.settings.kv_tokens / tokens - 1 if tokens else None
+    return replay.logged_tokens / tokens - 1 if tokens else None
 
 
 # ---- text ----
@@ -143,7 +143,7 @@ def _step_table(replay: StepReplay, before: StepReplay | None) -> Table:
     earlier, rows = ("before",) if before else (), []
     for at, each in enumerate(replay.steps):
         step, was = each.step, (f"{before.steps[at].error:+.1%}",) if before else ()
-        host = f"{_share(step.waits_s, step.step_s)} / {_share(each.waits_s, each.predicted_s)}"
+        host = f"{'-' if step.host_s is None else _ms(step.host_s)} / {_ms(each.host_s)}"
         rows.append((
             step.text, step.step_type, _ms(step.step_s), *was, _ms(each.predicted_s), f"{each.error:+.1%}",
             f"{_ms(each.low_s)} to {_ms(each.high_s)}", host, "yes" if each.graph else "",
@@ -157,17 +157,13 @@ def _ms(seconds: float) -> str:
     return digits(seconds * 1e3, 3)
 
 
-def _share(part_s: float | None, whole_s: float) -> str:
-    return "-" if part_s is None else f"{max(part_s, 0.0) / whole_s:.0%}"
-
-
 def _group_table(replay: StepReplay, before: StepReplay | None) -> Table:
     earlier, rows = ("before",) if before else (), []
     for name, errors in replay.groups.items():
         was = (percent(before.groups[name].mean),) if before else ()
-        waits = f"{percent(errors.waits)} ({errors.large_waits})" if errors.waits is not None else ""
+        host = f"{percent(errors.host)} ({errors.large_hosts})" if errors.host is not None else ""
         sizes = (percent(size) for size in (errors.mean, errors.median, errors.worst))
-        rows.append((name, f"{errors.steps:,}", *was, *sizes, f"{errors.bias:+.1%}", f"{errors.inside:.0%}", waits))
+        rows.append((name, f"{errors.steps:,}", *was, *sizes, f"{errors.bias:+.1%}", f"{errors.inside:.0%}", host))
     columns = (
         "errors",
         "steps",
@@ -202,7 +198,7 @@ def _times(measured_s: float, predicted_s: float) -> tuple[str, str, str]:
 
 def _memory_table(replay: StepReplay) -> Table:
     tokens, error = replay.table.kv_tokens, _kv_error(replay)
-    predicted = f"{replay.service.pool.settings.kv_tokens:,}"
+    predicted = f"{replay.logged_tokens:,}"
     rows = [("KV cache, tokens", f"{tokens:,}" if tokens else "", predicted, "" if error is None else f"{error:+.1%}")]
     for name, (measured, size) in replay.memory_bytes.items():
         off = "" if measured is None or not measured else f"{size / measured - 1:+.1%}"
