@@ -26,7 +26,7 @@ from kernelcast_lab.evaluate.splits import generation, gpu_out, shapes
 from kernelcast_lab.fit import fit as fitting
 from kernelcast_lab.fit.dataset import build
 from kernelcast_lab.fit.recipes import recipe
-from kernelcast_lab.fit.train import train
+from kernelcast_lab.fit.train import encoder_of, train
 
 SMALL = small_settings(epochs=40, transfer_epochs=10, rows_left_out=300)
 
@@ -125,6 +125,19 @@ def test_interrupted_fit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole = fitting.fit_family(columns, "gemm", SMALL)
     assert went_on == trained[before + len(went_on) :][2:]  # all but the two that were there
     assert np.array_equal(weights.ceiling.weights[0], whole.ceiling.weights[0])
+
+
+def test_fine_tuning_goes_on_with_the_main_network() -> None:
+    data = build(invented(300), "gemm")
+    encoder = encoder_of(data)
+    start = train(data, encoder, SMALL.main)
+    still = train(data, encoder, replace(SMALL.main, epochs=1, learning_rate=1e-9), "finetune", start=start)
+    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(still.weights, start.weights, strict=True))
+    columns = invented(300)
+    tuned = fitting.fit_family(columns, "gemm", replace(SMALL, finetune=SMALL.main, finetune_share=0.08))
+    plain = fitting.fit_family(columns, "gemm", SMALL)
+    assert not np.allclose(tuned.main[0].weights[0], plain.main[0].weights[0], atol=1e-3)
+    assert np.array_equal(tuned.ceiling.weights[0], plain.ceiling.weights[0])
 
 
 def test_a_shape_is_in_one_fold_everywhere() -> None:

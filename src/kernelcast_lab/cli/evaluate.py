@@ -357,7 +357,8 @@ def transfer(
         typer.Option(
             "--left-out",
             metavar="NAME",
-            help="A100, L40S, Hopper, Blackwell, or a GPU; may be repeated; default: these four, h200_sxm and gb300",
+            help="A100, L40S, Hopper, Blackwell, RTX Blackwell, or a GPU; may be repeated; "
+            "default: these five, h200_sxm and gb300",
         ),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 400_000,

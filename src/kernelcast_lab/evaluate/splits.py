@@ -27,6 +27,7 @@ GENERATIONS = {  # the GPUs that are scored; every GPU of their compute capabili
     "L40S": ("l40s",),
     "Hopper": ("h100_sxm", "h200_sxm"),
     "Blackwell": ("b200_sxm", "b300_sxm", "gb200", "gb300"),
+    "RTX Blackwell": ("rtx_pro_6000_server",),
 }
 
 

@@ -48,12 +48,13 @@ def sampled(rows: NDArray[np.intp], count: int, seed: int) -> NDArray[np.intp]:
     return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False))
 
 
-def repeated(source: NDArray[Any], settings: Settings) -> NDArray[np.intp]:
+def repeated(source: NDArray[Any], settings: Settings, least_share: float | None = None) -> NDArray[np.intp]:
     """Row numbers, those of small sources several times: else two million rows of one drown ten thousand of another."""
+    share = settings.least_share if least_share is None else least_share
     result = [np.arange(len(source))]
     for name in sorted(set(source)):
         members = np.flatnonzero(source == name)
-        times = int(np.clip(settings.least_share * len(source) / len(members), 1, settings.most_repeats))
+        times = int(np.clip(share * len(source) / len(members), 1, settings.most_repeats))
         result += [members] * (times - 1)
     return np.concatenate(result)
 
@@ -93,7 +94,11 @@ def _fitted(
     main = []
     for i in range(settings.networks):
         rest = np.flatnonzero(fold != folds[i]) if folds else np.arange(len(fold))
-        main.append(run.network(f"main {i}", data.select(rest[repeated(source[rest], settings)]), encoder, "main", i))
+        net = run.network(f"main {i}", data.select(rest[repeated(source[rest], settings)]), encoder, "main", i)
+        if settings.finetune:
+            nearer = data.select(rest[repeated(source[rest], settings, settings.finetune_share)])
+            net = run.network(f"finetune {i}", nearer, encoder, "finetune", i, net)
+        main.append(net)
     balanced, measured = data.select(repeated(source, settings)), data.select(~data.at_least)
     count = range(settings.transfer_networks)
     family_spreads, tasks = spreads(data, run)
@@ -131,13 +136,15 @@ class _Run:
     def progress(self, name: str) -> Progress | None:
         return self.report(f"{self.family}: {name}") if self.report else None
 
-    def network(self, name: str, data: Dataset, encoder: Encoder, role: Role, seed: int) -> Layers:
+    def network(
+        self, name: str, data: Dataset, encoder: Encoder, role: Role, seed: int, start: Layers | None = None
+    ) -> Layers:
         recipe = replace(getattr(self.settings, role), seed=self.settings.seed * 1000 + seed)
         path = self._path(name, recipe)
         if path and path.exists():
             with np.load(path) as arrays:
                 return Layers.read(dict(arrays), "w", "b")
-        net = train(data, encoder, recipe, role, self.progress(name))
+        net = train(data, encoder, recipe, role, self.progress(name), start)
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             with complete(path) as part:

@@ -65,6 +65,8 @@ class Settings:
     most_repeats: int  # so many times at most
     rows: int = 0
     seed: int = 0
+    finetune: Training | None = None  # goes on with the main networks,
+    finetune_share: float = 0.0  # with this instead of ``least_share``
     workers: int = 1
 
 
@@ -85,10 +87,13 @@ class Recipe:
     main: Training
     transfer: Training
     ceiling: Training
+    finetune: Training | None = None
+    finetune_share: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"recipe {self.id}"
-        for name, expected in (("data", Data), ("main", Training), ("transfer", Training), ("ceiling", Training)):
+        trained = ("main", "transfer", "ceiling", *(["finetune"] if self.finetune else []))
+        for name, expected in (("data", Data), *((name, Training) for name in trained)):
             object.__setattr__(self, name, _table(expected, getattr(self, name), f"{where}, [{name}]"))
         _check(self, where)
         refuse_unknown("family", [self.family], FAMILIES)
@@ -129,7 +134,10 @@ def recipes_of(families: Sequence[str], files: Sequence[Path]) -> dict[str, Reci
 
 
 def changed(settings: Settings, *, epochs: int | None = None, batch: int | None = None, **other: Any) -> Settings:
-    """The same with other passes or another batch of the main networks; ``other``: fields of the settings."""
+    """The same with other passes or another batch of the main networks; ``other``: fields of the settings. With other
+    passes nothing is fine-tuned."""
+    if epochs:
+        settings = replace(settings, finetune=None)
     main = replace(settings.main, epochs=epochs or settings.main.epochs, batch=batch or settings.main.batch)
     return replace(settings, main=main, **{name: value for name, value in other.items() if value is not None})
 

@@ -21,7 +21,7 @@ LOW, HIGH, CEILING = 0.1, 0.9, 0.07  # quantiles of time: the 80% interval, and 
 Progress = Callable[[int, int, str], None]  # done, of how many, and a message
 
 
-Role = Literal["main", "transfer", "ceiling"]
+Role = Literal["main", "finetune", "transfer", "ceiling"]  # finetune: a main network, trained further
 
 
 def encoder_of(data: Dataset) -> Encoder:
@@ -84,6 +84,13 @@ class Net(nn.Module):
         out: Tensor = self.linears[-1](rows)
         return out
 
+    def take(self, layers: Layers) -> None:
+        """The weights of plain layers."""
+        with torch.no_grad():
+            for linear, weight, bias in zip(self.linears, layers.weights, layers.biases, strict=True):
+                linear.weight.copy_(torch.from_numpy(weight.T))  # type: ignore[operator]
+                linear.bias.copy_(torch.from_numpy(bias))  # type: ignore[operator]
+
     def exported(self) -> Layers:
         """Plain layers: a norm in evaluation mode is folded into its linear layer."""
         weights, biases = [], []
@@ -130,7 +137,8 @@ class _Rows:
 
     def __init__(self, data: Dataset, encoder: Encoder, recipe: Training, role: Role) -> None:
         numbers = encoder.numbers(data.values)
-        self.numbers = on_device(numbers if role == "main" else without_gpu(encoder, numbers))
+        named = role in ("main", "finetune")
+        self.numbers = on_device(numbers if named else without_gpu(encoder, numbers))
         names = list(encoder.category_columns())
         choices = {name: data.choice(name) for name in names}
         self.codes = on_device(codes_of(choices, encoder) - len(encoder.names)) if role != "ceiling" else None
@@ -138,7 +146,7 @@ class _Rows:
         self.noise = recipe.noise
         self.truth = on_device(data.target.astype(np.float32))
         self.at_least = on_device(data.at_least)
-        unnamed = recipe.gpu_dropout if role == "main" else 1.0
+        unnamed = recipe.gpu_dropout if named else 1.0
         rates = [unnamed if name == "gpu" else recipe.word_dropout for name in names]
         self.rates = torch.tensor(rates, device=device())
         self.stack = names.index("stack") if "stack" in names else None
@@ -167,12 +175,20 @@ def on_device(values: NDArray[Any]) -> Tensor:
 
 
 def train(
-    data: Dataset, encoder: Encoder, recipe: Training, role: Role = "main", progress: Progress | None = None
+    data: Dataset,
+    encoder: Encoder,
+    recipe: Training,
+    role: Role = "main",
+    progress: Progress | None = None,
+    start: Layers | None = None,
 ) -> Layers:
-    """One network. transfer: without a trace of the GPU. ceiling: the fast quantile, from physics alone."""
+    """One network, from ``start`` where it is given. transfer: without a trace of the GPU. ceiling: the fast quantile,
+    from physics alone."""
     torch.manual_seed(recipe.seed)
     rows = _Rows(data, encoder, recipe, role)
     net = Net(encoder.width, recipe.hidden, 1 if role == "ceiling" else 3).to(device())
+    if start is not None:
+        net.take(start)
     steps = max(1, -(-len(data) // recipe.batch))
     # fused: one pass over the weights; a step on a CPU takes two fifths less
     optimiser = torch.optim.AdamW(
