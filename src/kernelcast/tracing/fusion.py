@@ -6,12 +6,14 @@ kernel a row. A fused kernel moves what crosses its boundary: it reads what othe
 Where a group starts orders the groups: a group takes an op only when all the op reads comes from groups that started
 before it, so that no two groups wait for one another.
 
-Before that TorchInductor takes ops apart (batch norm in inference, the bias of a convolution), and lays feature maps
-out channels last where it expects convolutions to gain by it (decide_layout_opt in torch/_inductor/graph.py).
+Before that TorchInductor takes ops apart (norms of feature maps into statistics and what follows, the bias of a
+convolution), and lays feature maps out channels last where it expects convolutions to gain by it (decide_layout_opt in
+torch/_inductor/graph.py).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +35,7 @@ _ROWS = {
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "linalg_vector_norm")
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
           "_batch_norm_no_update")  # fmt: skip
+_NORMALISE, _GROUP_NORM = "_native_batch_norm_legit_no_training", "native_group_norm"
 _NORM_FLOPS = 4.0
 # Ops whose output has the memory format of their input, beside element-wise ones and copies.
 _KEEP_FORMAT = (*_NORMS, "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "cat", "constant_pad_nd",
@@ -98,7 +101,8 @@ def fuse(trace: Trace) -> Trace:
 
 def _lowered(trace: Trace) -> tuple[Op, ...]:
     """The ops with feature maps channels last where that pays, and a convolution's bias as an op of its own."""
-    ops = list(_without_bias(trace.ops))
+    apart = itertools.count(-2, -1)  # storages of what lies between the parts of an op
+    ops = list(_without_statistics(_without_bias(trace.ops, apart), apart))
     if not _pays(op for op in ops if _convolves(op)):
         return tuple(ops)
     last: set[int] = set()  # storages of feature maps
@@ -130,17 +134,31 @@ def _convolves(op: Op) -> bool:
     return op.name == "convolution" and len(op.outputs[0].shape) == 4 and not op.arguments[6]
 
 
-def _without_bias(ops: Iterable[Op]) -> Iterator[Op]:
-    apart = -2  # storages of sums before their bias
+def _without_bias(ops: Iterable[Op], apart: Iterator[int]) -> Iterator[Op]:
     for op in ops:
         if op.name != "convolution" or op.arguments[2] is None:
             yield op
             continue
         bias, out = op.arguments[2], op.outputs[0]
-        product = replace(out, storage=apart)
-        apart -= 1
+        product = replace(out, storage=next(apart))
         yield replace(op, arguments=(*op.arguments[:2], None, *op.arguments[3:]), outputs=(product,))
         yield replace(op, name="add", arguments=(product, bias), options={})
+
+
+def _without_statistics(ops: Iterable[Op], apart: Iterator[int]) -> Iterator[Op]:
+    """A norm with statistics of its own input reads it twice: for them, and when they are complete (decompositions of
+    native_batch_norm and native_group_norm in torch/_decomp)."""
+    for op in ops:
+        by_group = op.name == _GROUP_NORM
+        if not by_group and not (op.name in _NORMS and any(flag is True for flag in op.arguments)):
+            yield op
+            continue
+        x, weight, bias = op.arguments[:3]
+        count = op.arguments[3] * op.arguments[6] if by_group else x.shape[1]  # images x groups, or channels
+        mean, variance = (Tensor((count,), (1,), "fp32", next(apart)) for _ in range(2))
+        yield replace(op, name="var_mean", arguments=(x,), options={}, outputs=(variance, mean))
+        yield replace(op, name=_NORMALISE, arguments=(x, weight, bias, mean, variance), options={},
+                      outputs=op.outputs[:1])  # fmt: skip
 
 
 def _pays(convolutions: Iterable[Op]) -> bool:
@@ -207,6 +225,8 @@ def _joins(op: Op, walk: _Walk, group: _Group, writer: dict[int, _Group]) -> boo
         return False  # other elements, and not one number a row of a reduction
     if walk.cols and group.cols and walk.cols != group.cols:
         return False
+    if op.name in _NORMS and group.cols:
+        return False  # its statistics are complete when the kernel ends that makes them
     if op.in_place and writer.get(op.inputs[0].storage) is not group:
         return False  # others may still read what it writes over
     return all(g is group or g.start < group.start for g in (writer.get(x.storage) for x in op.inputs) if g)
@@ -224,7 +244,7 @@ def _walk(op: Op) -> _Walk:
         x = op.inputs[0]
         kept = max(1, op.outputs[0].elements)
         cols = x.elements // kept
-        return _Walk(x.elements, cols, kept > 1 and cols > 1 and kept * cols == x.elements, float(x.elements))
+        return _Walk(x.elements, cols, cols > 1 and kept * cols == x.elements, float(x.elements))
     if op.name in _NORMS and op.phase == "forward" and not any(flag is True for flag in op.arguments):
         elements = op.outputs[0].elements
         return _Walk(elements, 0, True, _NORM_FLOPS * elements)
