@@ -14,7 +14,7 @@ torch/_inductor/graph.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,7 +55,7 @@ class _Walk:
     xu_ops: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """Ops that become one kernel. ``cols``: of the rows that it reduces, 0 while it reduces none."""
 
@@ -80,6 +80,16 @@ class _Group:
                 self.read[x.storage] = _larger(self.read.get(x.storage), x)
         for x in op.outputs or op.inputs[:1]:
             self.written[x.storage] = _larger(self.written.get(x.storage), x)
+
+    def absorb(self, other: _Group) -> None:
+        """The ops of a group that this one alone waits for, before its own."""
+        self.ops = other.ops + self.ops
+        self.flops += other.flops
+        self.xu_ops += other.xu_ops
+        for own, others in ((self.read, other.read), (self.written, other.written)):
+            own.update({storage: _larger(own.get(storage), x) for storage, x in others.items()})
+        for storage in other.written.keys() - other.read.keys():
+            self.read.pop(storage, None)
 
 
 def _larger(known: Tensor | None, new: Tensor) -> Tensor:
@@ -187,6 +197,7 @@ def _grouped(trace: Trace) -> list[_Group]:
     groups: list[_Group] = []
     writer: dict[int, _Group] = {}  # of a storage, the last one
     touching: dict[int, _Group] = {}  # the last group that fuses and reads it
+    reading: dict[int, list[_Group]] = {}  # all that read it since it was written
     began, phase = -1, None
     for at, op in enumerate(op for op in trace.ops if op.op_type == "kernel" and not _constant(op)):
         walk, group = _walk(op), None
@@ -204,9 +215,21 @@ def _grouped(trace: Trace) -> list[_Group]:
             # what reads nothing can run first in its phase
             group = _Group(at if op.inputs else began, walk.elements, op.phase, walk.fuses)
             groups.append(group)
+        for x in op.inputs:
+            before = writer.get(x.storage)
+            if before and before is not group and _inlined(before, group, reading):
+                group.absorb(before)
+                groups.remove(before)
+                writer.update({storage: group for storage in before.written if writer.get(storage) is before})
+                touching.update({storage: group for storage in before.read if touching.get(storage) is before})
+                for storage in before.read:
+                    reading[storage] = [group if each is before else each for each in reading.get(storage, ())]
         group.add(op, walk)
+        for x in op.inputs:
+            reading.setdefault(x.storage, []).append(group)
         for x in op.outputs or op.inputs[:1]:
             writer[x.storage] = group
+            reading[x.storage] = []
         if walk.fuses:
             touching.update(dict.fromkeys((x.storage for x in op.inputs), group))
     return sorted(groups, key=lambda group: group.start)
@@ -230,6 +253,14 @@ def _joins(op: Op, walk: _Walk, group: _Group, writer: dict[int, _Group]) -> boo
     if op.in_place and writer.get(op.inputs[0].storage) is not group:
         return False  # others may still read what it writes over
     return all(g is group or g.start < group.start for g in (writer.get(x.storage) for x in op.inputs) if g)
+
+
+def _inlined(before: _Group, group: _Group, reading: Mapping[int, Sequence[_Group]]) -> bool:
+    """Whether element-wise ops can run where their results are read, which nobody else has read so far."""
+    alike = before.fuses and group.fuses and before.phase == group.phase and before.elements == group.elements
+    if not alike or before.cols or before.start > group.start or any(op.in_place for op in before.ops):
+        return False
+    return all(each in (before, group) for storage in before.written for each in reading.get(storage, ()))
 
 
 def _walk(op: Op) -> _Walk:
