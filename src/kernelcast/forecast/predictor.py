@@ -218,6 +218,12 @@ def _shares(tensor: float, dram: float, reserve: float, usual: float) -> Array:
     return shares
 
 
+def dram_time_s(works: Sequence[Analysis], target: Gpu) -> Array:
+    """What crosses DRAM's pins, at the rate that large kernels sustain."""
+    seconds = summed([work.limits[_DRAM] + work.refetched_bytes / target.dram_bytes_per_s for work in works])
+    return seconds / _sustained("sustained_dram_fraction", target)
+
+
 def tensor_share(target: Gpu) -> float:
     """Share of the published 16-bit peak that its large products reach: measured, else that of its siblings, times what
     the watts of the two boards let their silicon do."""
