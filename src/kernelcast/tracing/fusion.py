@@ -103,10 +103,15 @@ def fuse(trace: Trace) -> Trace:
     for at, group in enumerate(groups):
         for storage in group.read:
             readers.setdefault(storage, set()).add(at)
-    ops = tuple(_joined(each, at, readers) if len(each.ops) > 1 else each.ops[0] for at, each in enumerate(groups))
+    ops = tuple(_joined(each, at, readers) if _written_anew(each) else each.ops[0] for at, each in enumerate(groups))
     at_op = {id(op): at for at, group in enumerate(groups) for op in group.ops}
     gradients = tuple(replace(each, ready=at_op[id(_writer(trace, each, at_op))]) for each in trace.gradients)
     return replace(trace, ops=ops, gradients=gradients, module_calls={}, compiled=True)
+
+
+def _written_anew(group: _Group) -> bool:
+    """Several ops; or one that the compiler has taken apart, of which PyTorch's kernel does more."""
+    return len(group.ops) > 1 or (group.fuses and group.ops[0].name in _NORMS)
 
 
 def _lowered(trace: Trace) -> tuple[Op, ...]:
