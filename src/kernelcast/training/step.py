@@ -74,7 +74,10 @@ def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
 def predict_ops(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunches]) -> list[OpKernels | None]:
     """The kernels of each op; None where it launches none. ``costs``: what an op launches."""
     ops = list(ops)
-    rotations = input_rotations(ops, times.gpu, repeated=times.conditions.input_rotation <= 1)
+    rotations: list[float | None] = [None] * len(ops)
+    repeated = times.conditions.rotation <= 1
+    if repeated or times.conditions.input_rotation == np.inf:  # else conditions say what all ops find
+        rotations = input_rotations(ops, times.gpu, repeated=repeated)
     costed = [
         (op, _found_in_l2(costs(op), rotation) if op.op_type == "kernel" else None)
         for op, rotation in zip(ops, rotations, strict=True)
