@@ -23,7 +23,7 @@ def relu(read: int, written: int, size: int) -> Op:
 
 
 def test_a_small_result_is_found_by_the_next_kernel() -> None:
-    """16 MiB pass between the write and the read, of 72; the step's own input comes from elsewhere, its result stays."""
+    """16 MiB pass between the write and the read, of 72; the step's input comes from elsewhere, its result stays."""
     assert input_rotations([relu(0, 1, SMALL), relu(1, 2, SMALL)], ADA, repeated=False) == [1.0, 1.0]
 
 
@@ -35,7 +35,7 @@ def test_a_large_result_is_gone() -> None:
 
 
 def test_what_passes_between_counts() -> None:
-    """The small tensor is read again after 16 + 2 x 128 MiB; half of that kernel's bytes are its result, which stays."""
+    """The small tensor is read again after 16 + 2 x 128 MiB; half of the kernel's bytes are its result, which stays."""
     ops = [relu(0, 1, SMALL), relu(2, 3, LARGE), relu(4, 5, LARGE), relu(1, 6, SMALL)]
     rotation = input_rotations(ops, ADA, repeated=False)[-1]
     assert rotation is not None
