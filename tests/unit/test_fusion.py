@@ -135,3 +135,26 @@ def test_lookups_and_scans_stay(name: str) -> None:
         "cumsum": lambda x: (x + 1).cumsum(-1) * 2,
     }
     assert name in names(fuse(traced(functions[name], (64, 32))))
+
+
+def test_a_sum_of_everything_reads_once() -> None:
+    found = fuse(traced(lambda x, y: ((x - y) ** 2).mean(), (ROWS, COLS), (ROWS, COLS)))
+    assert names(found) == [FUSED]
+    assert moved(found.ops[0]) == 2 * TENSOR + 4  # both tensors; one number
+
+
+def test_a_norm_with_statistics_of_its_input_reads_it_twice() -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(x.relu(), None, None, training=True).relu()
+
+    found = fuse(traced(block, (4, 8, 16, 16)))
+    size = 4 * 8 * 16 * 16 * 4
+    assert [boundary_bytes(op.inputs) // size for op in found.kernels] == [1, 1]
+    assert sum(moved(op) for op in found.kernels) == pytest.approx(4 * size, rel=0.02)  # and relu's result is kept
+
+
+def test_both_branches_of_a_sum_run_where_it_is_made() -> None:
+    found = fuse(traced(lambda x, w, v: (x @ w).relu() + (x @ v).tanh(), (ROWS, COLS), (COLS, COLS), (COLS, COLS)))
+    assert sorted(names(found)) == [FUSED, "mm", "mm"]
+    fused = found.ops[names(found).index(FUSED)]
+    assert moved(fused) == 3 * TENSOR  # two products and the sum

@@ -22,7 +22,15 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import Evidence, EvidenceMatch, beyond, range_steps, without_evidence
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, LIMIT_SHARES, aligned, gpu_features
 from kernelcast.forecast.network import Encoder, Floats, Layers, read_tensors
-from kernelcast.forecast.predictor import ByTime, Estimate, Generic, PredictorInput, sustained_start_s, tensor_share
+from kernelcast.forecast.predictor import (
+    ByTime,
+    Estimate,
+    Generic,
+    PredictorInput,
+    dram_time_s,
+    sustained_start_s,
+    tensor_share,
+)
 from kernelcast.forecast.prior import Prior
 from kernelcast.hardware import Gpu, gpu, root_of
 from kernelcast.hardware.clocks import product_rates
@@ -173,6 +181,8 @@ class FamilyWeights:
         fast = self._fastest(numbers, ())[:, 0].astype(np.float64)
         scale = features.estimate_s if question.measured is None else question.time_s
         time = scale * np.exp(out[:, 0] * kept + match.shift)
+        if match.borrowed:  # a correction that was learned elsewhere makes no DRAM faster than it is
+            time = np.maximum(time, dram_time_s(question.best, question.gpu))
         return Estimate(
             time_s=time,
             low_s=time * np.exp(-low),

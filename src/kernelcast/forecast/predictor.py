@@ -22,7 +22,7 @@ from kernelcast.hardware.clocks import product_rates, usual_clock_hz
 from kernelcast.machine.analyse import PIPELINES, Analysis, Candidates, Score, lazy, overlapped, summed
 from kernelcast.machine.limits import NOTHING, PER_SM
 from kernelcast.ops.base import Calls, Configuration, Kernel
-from kernelcast.ops.work import Array, Number
+from kernelcast.ops.work import Array, Number, chosen
 from kernelcast.results import EXTRAPOLATED
 
 if TYPE_CHECKING:
@@ -216,6 +216,17 @@ def _shares(tensor: float, dram: float, reserve: float, usual: float) -> Array:
     shares = np.array([by_name[name] for name in PIPELINES])[:, None]
     shares.flags.writeable = False  # it is shared
     return shares
+
+
+def dram_time_s(works: Sequence[Analysis], target: Gpu) -> Array:
+    """What crosses DRAM's pins once, at the rate that large kernels sustain."""
+    once = [np.maximum(work.dram_bytes, work.dram_bytes + work.refetched_bytes - _read_again(work)) for work in works]
+    return summed(once) / (target.dram_bytes_per_s * _sustained("sustained_dram_fraction", target))
+
+
+def _read_again(work: Analysis) -> Array:
+    """Operands that are expected from DRAM more than once."""
+    return work.full(chosen(work.candidates.work.refetched_bytes, work.candidate))
 
 
 def tensor_share(target: Gpu) -> float:

@@ -194,8 +194,18 @@ def kept_share(work: Work, gpu: Gpu, rotations: Rotation, rotation: Number) -> A
     """
     if not isinstance(rotation, np.ndarray) and rotation == np.inf:
         return NOTHING
-    sets = _passed_bytes(work, rotations, rotation) * gpu.l2_partitions / gpu.l2_bytes
+    return kept_of_passed(_passed_bytes(work, rotations, rotation), gpu)
+
+
+def kept_of_passed(passed_bytes: Number, gpu: Gpu) -> Array:
+    """What L2 is expected to hold of a set after so many bytes, its own among them, have passed."""
+    sets = np.asarray(passed_bytes) * gpu.l2_partitions / gpu.l2_bytes
     return np.clip((_L2_EMPTY - sets) / (_L2_EMPTY - 1), 0.0, 1.0)
+
+
+def passed_of_kept(share: float, gpu: Gpu) -> float:
+    """The bytes after which so much of a set is left, where some is."""
+    return (_L2_EMPTY - (_L2_EMPTY - 1) * share) * gpu.l2_bytes / gpu.l2_partitions
 
 
 def _passed_bytes(work: Work, rotations: Rotation, rotation: Number) -> Array:

@@ -158,8 +158,19 @@ def _cudnn(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], ten
     return (
         paced(plain, gpu, _STEP_CYCLES).where(~trains),
         replace(one_read.where(trains & kept), task_cycles=_KEPT_TASK_CYCLES),
-        again.where(trains & ~kept),
+        _read_again(again, gpu, shape, tensors - 1).where(trains & ~kept),
     )
+
+
+def _read_again(work: Work, gpu: Gpu, shape: _Shape, reads: float) -> Work:
+    """The second pass over what ``reads`` tensors hold comes from DRAM where the channels at work, with their results,
+    exceed L2. Where the steps of so few CTAs are slower than DRAM (on an H200 always), both passes are theirs."""
+    at_work = np.minimum(1.0, 2.0 * gpu.sm_count / shape.channels)  # two CTAs per SM
+    missed = at_work * work.activation_bytes > gpu.l2_bytes
+    steps = ceil_div(shape.channels, 2.0 * gpu.sm_count) * work.serial_steps * work.step_cycles
+    waits = work.activation_bytes / gpu.dram_bytes_per_s > steps / gpu.clock_boost_hz
+    second = reads * shape.elements * shape.element_bytes
+    return replace(work, refetched_bytes=np.where(missed & waits, second, 0.0))
 
 
 def _kept(shape: _Shape) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Examples, choice, real, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, Examples, choice, real, size
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.vector import VECTOR_BYTES, VECTOR_DTYPES, MemoryKernel, row_threads, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
@@ -198,6 +198,11 @@ class Pointwise(MemoryKernel):
     axes: int | None = size("axes of a strided kernel after merging contiguous ones, default: 2", default=None, high=16)
     flops: float = real("FLOPs per element", default=1)
     xu_ops: float = real("special functions per element", default=0)
+
+    @classmethod
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
+        """Vectorised where nothing else is said: what was measured of strided kernels is not of these."""
+        return {**super().configuration(calls), "access": calls.choice("access") or "vector"}
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -7,6 +7,8 @@ decompose each of them into other ops than those that run.
 from __future__ import annotations
 
 import contextlib
+import functools
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.tracing.cuda_ops import CUDA_OPS, FAST_PATH, META_KERNELS, attention_in_parts, fused_attention
 from kernelcast.tracing.values import KnownValues
 
-_META = torch.device("meta")
+_META, _CUDA = torch.device("meta"), "cuda"
 
 # What torch.autocast does on CUDA (docs, "CUDA Op-Specific Behavior"): products in the narrow format, sums in fp32.
 _NARROW = {
@@ -215,6 +217,21 @@ _GUARDS = [
 ]
 
 
+# What programs ask of autocast on the device of a tensor, which is "meta" here.
+_AUTOCAST = ("torch.is_autocast_enabled", "torch.get_autocast_dtype", "torch.amp.autocast_mode.autocast.__init__")
+
+
+def _of_a_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, for which "meta" is "cuda"."""
+
+    @functools.wraps(function)
+    def asked(*args: Any, **options: Any) -> Any:
+        args = tuple([_CUDA if isinstance(value, str) and value == "meta" else value for value in args])
+        return function(*args, **{name: _CUDA if value == "meta" else value for name, value in options.items()})
+
+    return asked
+
+
 class StreamCapture:
     """torch.cuda.is_current_stream_capturing. ``masks``: whether transformers asked before it left an attention mask
     out: while a stream is captured it cannot look for padding, and always builds one (masking_utils.py)."""
@@ -255,6 +272,7 @@ def gpu_present(attention: str = "fused", capture: StreamCapture | None = None) 
             ("torch.cuda.empty_cache", lambda: None),
             ("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None),  # the model as on one GPU
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
+            *((name, _of_a_gpu(pkgutil.resolve_name(name))) for name in _AUTOCAST),
             *FAST_PATH,
             *((f"{module}.{name}", lambda *_: False) for module, name in _GUARDS),
         ):

@@ -6,13 +6,15 @@ kernel a row. A fused kernel moves what crosses its boundary: it reads what othe
 Where a group starts orders the groups: a group takes an op only when all the op reads comes from groups that started
 before it, so that no two groups wait for one another.
 
-Before that TorchInductor takes ops apart (batch norm in inference, the bias of a convolution), and lays feature maps
-out channels last where it expects convolutions to gain by it (decide_layout_opt in torch/_inductor/graph.py).
+Before that TorchInductor takes ops apart (norms of feature maps into statistics and what follows, the bias of a
+convolution), and lays feature maps out channels last where it expects convolutions to gain by it (decide_layout_opt in
+torch/_inductor/graph.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +35,7 @@ _ROWS = {
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "linalg_vector_norm")
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
           "_batch_norm_no_update")  # fmt: skip
+_NORMALISE, _GROUP_NORM = "_native_batch_norm_legit_no_training", "native_group_norm"
 _NORM_FLOPS = 4.0
 # Ops whose output has the memory format of their input, beside element-wise ones and copies.
 _KEEP_FORMAT = (*_NORMS, "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "cat", "constant_pad_nd",
@@ -52,7 +55,7 @@ class _Walk:
     xu_ops: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """Ops that become one kernel. ``cols``: of the rows that it reduces, 0 while it reduces none."""
 
@@ -78,6 +81,16 @@ class _Group:
         for x in op.outputs or op.inputs[:1]:
             self.written[x.storage] = _larger(self.written.get(x.storage), x)
 
+    def absorb(self, other: _Group) -> None:
+        """The ops of a group that this one alone waits for, before its own."""
+        self.ops = other.ops + self.ops
+        self.flops += other.flops
+        self.xu_ops += other.xu_ops
+        for own, others in ((self.read, other.read), (self.written, other.written)):
+            own.update({storage: _larger(own.get(storage), x) for storage, x in others.items()})
+        for storage in other.written.keys() - other.read.keys():
+            self.read.pop(storage, None)
+
 
 def _larger(known: Tensor | None, new: Tensor) -> Tensor:
     return new if known is None or new.bytes > known.bytes else known
@@ -90,15 +103,21 @@ def fuse(trace: Trace) -> Trace:
     for at, group in enumerate(groups):
         for storage in group.read:
             readers.setdefault(storage, set()).add(at)
-    ops = tuple(_joined(each, at, readers) if len(each.ops) > 1 else each.ops[0] for at, each in enumerate(groups))
+    ops = tuple(_joined(each, at, readers) if _written_anew(each) else each.ops[0] for at, each in enumerate(groups))
     at_op = {id(op): at for at, group in enumerate(groups) for op in group.ops}
     gradients = tuple(replace(each, ready=at_op[id(_writer(trace, each, at_op))]) for each in trace.gradients)
     return replace(trace, ops=ops, gradients=gradients, module_calls={}, compiled=True)
 
 
+def _written_anew(group: _Group) -> bool:
+    """Several ops; or one that the compiler has taken apart, of which PyTorch's kernel does more."""
+    return len(group.ops) > 1 or (group.fuses and group.ops[0].name in _NORMS)
+
+
 def _lowered(trace: Trace) -> tuple[Op, ...]:
     """The ops with feature maps channels last where that pays, and a convolution's bias as an op of its own."""
-    ops = list(_without_bias(trace.ops))
+    apart = itertools.count(-2, -1)  # storages of what lies between the parts of an op
+    ops = list(_without_statistics(_without_bias(trace.ops, apart), apart))
     if not _pays(op for op in ops if _convolves(op)):
         return tuple(ops)
     last: set[int] = set()  # storages of feature maps
@@ -130,17 +149,31 @@ def _convolves(op: Op) -> bool:
     return op.name == "convolution" and len(op.outputs[0].shape) == 4 and not op.arguments[6]
 
 
-def _without_bias(ops: Iterable[Op]) -> Iterator[Op]:
-    apart = -2  # storages of sums before their bias
+def _without_bias(ops: Iterable[Op], apart: Iterator[int]) -> Iterator[Op]:
     for op in ops:
         if op.name != "convolution" or op.arguments[2] is None:
             yield op
             continue
         bias, out = op.arguments[2], op.outputs[0]
-        product = replace(out, storage=apart)
-        apart -= 1
+        product = replace(out, storage=next(apart))
         yield replace(op, arguments=(*op.arguments[:2], None, *op.arguments[3:]), outputs=(product,))
         yield replace(op, name="add", arguments=(product, bias), options={})
+
+
+def _without_statistics(ops: Iterable[Op], apart: Iterator[int]) -> Iterator[Op]:
+    """A norm with statistics of its own input reads it twice: for them, and when they are complete (decompositions of
+    native_batch_norm and native_group_norm in torch/_decomp)."""
+    for op in ops:
+        by_group = op.name == _GROUP_NORM
+        if not by_group and not (op.name in _NORMS and any(flag is True for flag in op.arguments)):
+            yield op
+            continue
+        x, weight, bias = op.arguments[:3]
+        count = op.arguments[3] * op.arguments[6] if by_group else x.shape[1]  # images x groups, or channels
+        mean, variance = (Tensor((count,), (1,), "fp32", next(apart)) for _ in range(2))
+        yield replace(op, name="var_mean", arguments=(x,), options={}, outputs=(variance, mean))
+        yield replace(op, name=_NORMALISE, arguments=(x, weight, bias, mean, variance), options={},
+                      outputs=op.outputs[:1])  # fmt: skip
 
 
 def _pays(convolutions: Iterable[Op]) -> bool:
@@ -169,6 +202,7 @@ def _grouped(trace: Trace) -> list[_Group]:
     groups: list[_Group] = []
     writer: dict[int, _Group] = {}  # of a storage, the last one
     touching: dict[int, _Group] = {}  # the last group that fuses and reads it
+    reading: dict[int, list[_Group]] = {}  # all that read it since it was written
     began, phase = -1, None
     for at, op in enumerate(op for op in trace.ops if op.op_type == "kernel" and not _constant(op)):
         walk, group = _walk(op), None
@@ -186,9 +220,21 @@ def _grouped(trace: Trace) -> list[_Group]:
             # what reads nothing can run first in its phase
             group = _Group(at if op.inputs else began, walk.elements, op.phase, walk.fuses)
             groups.append(group)
+        for x in op.inputs:
+            before = writer.get(x.storage)
+            if before and before is not group and _inlined(before, group, reading):
+                group.absorb(before)
+                groups.remove(before)
+                writer.update({storage: group for storage in before.written if writer.get(storage) is before})
+                touching.update({storage: group for storage in before.read if touching.get(storage) is before})
+                for storage in before.read:
+                    reading[storage] = [group if each is before else each for each in reading.get(storage, ())]
         group.add(op, walk)
+        for x in op.inputs:
+            reading.setdefault(x.storage, []).append(group)
         for x in op.outputs or op.inputs[:1]:
             writer[x.storage] = group
+            reading[x.storage] = []
         if walk.fuses:
             touching.update(dict.fromkeys((x.storage for x in op.inputs), group))
     return sorted(groups, key=lambda group: group.start)
@@ -207,9 +253,19 @@ def _joins(op: Op, walk: _Walk, group: _Group, writer: dict[int, _Group]) -> boo
         return False  # other elements, and not one number a row of a reduction
     if walk.cols and group.cols and walk.cols != group.cols:
         return False
+    if op.name in _NORMS and group.cols:
+        return False  # its statistics are complete when the kernel ends that makes them
     if op.in_place and writer.get(op.inputs[0].storage) is not group:
         return False  # others may still read what it writes over
     return all(g is group or g.start < group.start for g in (writer.get(x.storage) for x in op.inputs) if g)
+
+
+def _inlined(before: _Group, group: _Group, reading: Mapping[int, Sequence[_Group]]) -> bool:
+    """Whether element-wise ops can run where their results are read, which nobody else has read so far."""
+    alike = before.fuses and group.fuses and before.phase == group.phase and before.elements == group.elements
+    if not alike or before.cols or before.start > group.start or any(op.in_place for op in before.ops):
+        return False
+    return all(each in (before, group) for storage in before.written for each in reading.get(storage, ()))
 
 
 def _walk(op: Op) -> _Walk:
@@ -224,7 +280,7 @@ def _walk(op: Op) -> _Walk:
         x = op.inputs[0]
         kept = max(1, op.outputs[0].elements)
         cols = x.elements // kept
-        return _Walk(x.elements, cols, kept > 1 and cols > 1 and kept * cols == x.elements, float(x.elements))
+        return _Walk(x.elements, cols, cols > 1 and kept * cols == x.elements, float(x.elements))
     if op.name in _NORMS and op.phase == "forward" and not any(flag is True for flag in op.arguments):
         elements = op.outputs[0].elements
         return _Walk(elements, 0, True, _NORM_FLOPS * elements)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,7 @@ from kernelcast.stacks import stack as named_stack
 from kernelcast.tracing.aten import OpLaunches, OpSettings, op_launches
 from kernelcast.tracing.aten.table import model_flops, op_flops, product_format
 from kernelcast.tracing.traced import PHASES, Op, Trace
+from kernelcast.training.l2_reuse import input_rotations
 from kernelcast.training.memory import check_fits, step_memory
 from kernelcast.training.placement import of_parameters, parameter_groups
 from kernelcast.training.predicted_step import PredictedStep
@@ -69,9 +70,25 @@ def op_cost(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
 
 def predict_ops(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunches]) -> list[OpKernels | None]:
     """The kernels of each op; None where it launches none. ``costs``: what an op launches."""
-    costed = [(op, costs(op) if op.op_type == "kernel" else None) for op in ops]
+    ops = list(ops)
+    rotations: list[float | None] = [None] * len(ops)
+    repeated = times.conditions.rotation <= 1
+    if repeated or times.conditions.input_rotation == np.inf:  # else conditions say what all ops find
+        rotations = input_rotations(ops, times.gpu, repeated=repeated)
+    costed = [
+        (op, _found_in_l2(costs(op), rotation) if op.op_type == "kernel" else None)
+        for op, rotation in zip(ops, rotations, strict=True)
+    ]
     times.predict(launch.call for _, cost in costed if cost for launch in cost.launches)
     return [_op_kernels(op, cost, times) if cost else None for op, cost in costed]
+
+
+def _found_in_l2(costed: OpLaunches, rotation: float | None) -> OpLaunches:
+    """The launches, with what L2 still holds of their tensors."""
+    if rotation is None:
+        return costed
+    launches = (replace(each, call=replace(each.call, input_rotation=rotation)) for each in costed.launches)
+    return replace(costed, launches=tuple(launches))
 
 
 def _op_kernels(op: Op, costed: OpLaunches, times: Times) -> OpKernels:
@@ -180,8 +197,8 @@ class LaunchQueue:
         return bisect.bisect_right(self.indices, op) - 1
 
 
-# Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
-# inputs for every call, so the learned predictor is most accurate in that state.
+# Campaigns take other inputs for every call, so the learned predictor is most accurate in that state; what L2 still
+# holds of what an op before has made, `l2_reuse` finds out.
 STEP = Conditions(input_rotation=np.inf)
 SERIES = 32  # kernels of one op, from which on they are a loop's of a library, as of cuDNN's recurrent networks
 LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from which a run counts as launch-bound

@@ -36,7 +36,7 @@ _VECTOR = {
 def _ops() -> tuple[OpMap, ...]:
     conv = {name: name for name in ("in_channels", "out_channels", "stride", "padding")}
     conv |= {"batch": "B", "height": "input_size", "width": "input_size"}
-    conv |= {"kernel_h": "kernel_size", "kernel_w": "kernel_size"}
+    conv |= {"kernel_h": "kernel_size", "kernel_w": "kernel_size", "layout": "'nchw'", "tf32": "'off'"}
     vector = [OpMap(ours, _ROWS, _DTYPE, f"op = '{theirs}'") for theirs, ours in _VECTOR.items()]
     return (
         # torch.nn.Linear's weight is [out, in]; torch.bmm got two matrices as they lie

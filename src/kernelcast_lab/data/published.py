@@ -131,14 +131,20 @@ def offline_throughput(row: Row) -> Mapping[str, Any]:
 
 # ---- PyTorch models ----
 def vision_model(row: Row) -> Mapping[str, Any]:
-    """Steps of timm models in fp16 autocast, with PyTorch of any release answered as that of today."""
-    target = known_gpu(row["gpu"])
+    """Steps of timm models in fp16 autocast, with PyTorch of any release answered as that of today; attention is in
+    parts before 2.0, which has no ``scaled_dot_product_attention``.
+
+    Norms in inference are in fp16 (``benchmark.py --fast-norm``), which the rows do not say: convnext_tiny reads 2,690
+    images of 224 x 224 a second here (1,627 of 288 x 288, PyTorch 1.13, RTX 3090), where 2,208 were measured with norms
+    in fp32, 2,486 in fp16. Its training reads 813, where 793 and 859 were measured (pytorch-image-models#1747).
+    """
+    target, trains = known_gpu(row["gpu"]), row["task"] == "train"
     return {"gpu": target, "model": row["model"], "stack": "torch", "release": row["torch"], "command": "timm",
             "measured": {"time_s": row["step_time_ms"] / 1e3},
             "parameters": {"model": row["model"], "gpu": target, "img_size": int(row["img_size"]),
                            "batch": int(row["batch_size"]), "channels_last": row["layout"] == "nhwc",
-                           "compile": row["compile"] != "eager",
-                           "mode": "training" if row["task"] == "train" else "inference"}}  # fmt: skip
+                           "compile": row["compile"] != "eager", "mode": "training" if trains else "inference",
+                           "fused_attention": not row["torch"].startswith("1."), "fast_norm": not trains}}  # fmt: skip
 
 
 SOURCES: Mapping[str, tuple[str, Protocol]] = {

@@ -190,7 +190,10 @@ def timm_model(case: PublishedCase) -> list[ScoredCase]:
 
 
 @functools.lru_cache(maxsize=1)  # rows of one model follow one another on several GPUs
-def _traced(model: str, img_size: int, batch: int, mode: str, channels_last: bool, compile: bool) -> Any:
+def _traced(
+    model: str, img_size: int, batch: int, mode: str, channels_last: bool, compile: bool, fused_attention: bool,
+    fast_norm: bool,
+) -> Any:  # fmt: skip
     import torch
 
     from kernelcast.tracing import trace as record
@@ -200,6 +203,8 @@ def _traced(model: str, img_size: int, batch: int, mode: str, channels_last: boo
         import timm
     except ImportError:
         raise KernelcastError("vision models need timm: pip install 'kernelcast-lab[published]'") from None
+    timm.layers.set_fused_attn(fused_attention)
+    timm.layers.set_fast_norm(fast_norm)
     try:
         with torch.device("meta"):
             config: Any = timm.get_pretrained_cfg(model)
