@@ -88,6 +88,7 @@ def made(**changes: Any) -> FamilyCalibration:
         low=1.2,
         high=1.3,
         reaches={},
+        constants={},
         least=-2.0,
         most=2.0,
     )
@@ -185,8 +186,9 @@ def test_equal_errors_are_shrunk_as_by_hand() -> None:
     for count in (1, 2, 10, 200):
         rows = placed(np.zeros(count))
         found = fitted(rows, np.full(count, 0.3), prior())
-        # all errors are within the noise: its weight is that of small errors, up to 1.25
-        noise = 0.1 / 1.25
+        # all errors are within the noise: less of it the more of them there are, and the weight of small errors
+        noise = found.noise[0]
+        assert 0.3 * 0.1 / 1.25 < noise < 0.1 and np.all(found.noise == noise)
         here, far = said(prior(), rows, found, placed([0.0, 1e4]))
         assert here == pytest.approx(0.3 * count * v / (count * v + noise), rel=1e-2)
         assert far == pytest.approx(0.3 * count * c / (count * v + noise), rel=1e-2)
@@ -197,11 +199,12 @@ def test_two_calls_by_hand() -> None:
     rows = placed([0.0, 1.0])
     v, c = 1.27, 0.15 + 1.12 * 0.48335
     found = fitted(rows, [0.04, 0.02], prior())  # well inside the noise
-    d = v + 0.1 / 1.25
+    d = v + found.noise[0]
     wanted = np.array([d * 0.04 - c * 0.02, d * 0.02 - c * 0.04]) / (d**2 - c**2)
     assert found.weights == pytest.approx(wanted, rel=1e-2)
     # each without the other: 0.04 - c / d 0.02, and its variance v - c² / d before the noise
     assert found.left_out == pytest.approx([0.04 - c / d * 0.02, 0.02 - c / d * 0.04], rel=1e-2)
+    assert found.noise[1] == pytest.approx(found.noise[0], rel=0.05)
     assert found.spread**2 == pytest.approx(np.full(2, v - c**2 / d + 0.1), rel=1e-2)
 
 
@@ -213,8 +216,7 @@ def test_left_out_errors_are_those_of_a_fit_without_the_group() -> None:
     found = fit(known, rows, error, setting, group)
     covariance = known.covariance(rows, rows, setting)
     noise = np.full(24, 0.3 + 1e-5)
-    # errors this small all have the weight of small ones
-    among = covariance + np.diag(noise / 1.25)
+    among = covariance + np.diag(found.noise)
     for one in range(6):
         out, rest = np.flatnonzero(group == one), np.flatnonzero(group != one)
         told = covariance[np.ix_(out, rest)] @ np.linalg.solve(among[np.ix_(rest, rest)], error[rest])
@@ -372,6 +374,67 @@ def test_an_interval_holds_four_calls_in_five_that_were_not_seen() -> None:
     assert sum(rows for rows, _, _ in family.formats.values()) == 300
     assert all(after < before for _, before, after in family.formats.values())
     assert set(family.formats) == {"op=gemm dtype=bf16", "op=gemm dtype=fp8"}
+
+
+# One is slow, one slower with ten times the scatter, one fast: (dtype, stack), factor, scatter
+CONFIGURATIONS = ((("bf16", "vllm"), 1.3, 0.03), (("fp8", "vllm"), 1.6, 0.3), (("bf16", "sglang"), 0.8, 0.03))
+
+
+def of_configurations(each: int, seed: int, wild: float = 0.0) -> dict[str, Any]:
+    """``each`` calls of each; a share ``wild`` of them took five times as long."""
+    rng = np.random.default_rng(seed)
+    columns = table(each * len(CONFIGURATIONS), seed)
+    for at, name in enumerate(("dtype", "stack")):
+        columns[name] = np.repeat(np.array([choice[at] for choice, _, _ in CONFIGURATIONS], dtype=object), each)
+    factor, scatter = (np.repeat([kind[at] for kind in CONFIGURATIONS], each) for at in (1, 2))
+    noise = scatter * rng.standard_normal(len(factor)) + np.where(rng.random(len(factor)) < wild, np.log(5), 0.0)
+    return {**columns, "latency_us": predict_columns(columns, GPU)[0]["predicted_us"] * factor * np.exp(noise)}
+
+
+def errors_after(rows: dict[str, Any], fresh: dict[str, Any]) -> Any:
+    results, _ = predict_columns(fresh, GPU, kc.Conditions(calibration=calibrate(rows, GPU)[0]))
+    inside = (fresh["latency_us"] >= results["low_us"]) & (fresh["latency_us"] <= results["high_us"])
+    return np.abs(np.log(results["predicted_us"] / fresh["latency_us"])).reshape(3, -1), inside.reshape(3, -1)
+
+
+@pytest.mark.parametrize("each", [10, 30, 100])
+def test_never_worse_than_a_constant_for_each_configuration(each: int) -> None:
+    rows, fresh = of_configurations(each, 1), of_configurations(200, 2)
+    errors, _ = errors_after(rows, fresh)
+    ratio = {name: np.log(each["latency_us"] / predict_columns(each, GPU)[0]["predicted_us"]).reshape(3, -1)
+             for name, each in (("rows", rows), ("fresh", fresh))}  # fmt: skip
+    constant = np.abs(ratio["fresh"] - np.median(ratio["rows"], axis=1, keepdims=True)).mean(axis=1)
+    # what the one that scatters says does not blur the others, beyond what ten calls leave open
+    assert np.all(errors.mean(axis=1) <= constant * 1.05 + 0.4 / each)
+
+
+def test_an_interval_is_as_wide_as_its_configuration_scatters() -> None:
+    _, inside = errors_after(of_configurations(100, 3), of_configurations(400, 4))
+    assert np.all((inside.mean(axis=1) > 0.7) & (inside.mean(axis=1) < 0.92))
+
+
+def test_a_configuration_keeps_its_constant_with_wild_calls_in_it() -> None:
+    fresh = of_configurations(200, 6)
+    plain, after = (errors_after(of_configurations(60, 5, wild), fresh)[0].mean(axis=1) for wild in (0.0, 0.1))
+    assert np.all(after < plain + 0.03)
+
+
+def test_a_single_call_of_a_configuration_does_not_move_the_others() -> None:
+    rows = of_configurations(30, 7)
+    one = {name: np.append(column[:30], column[30]) for name, column in rows.items()}  # 30 of the first, 1 of the next
+    one["latency_us"][-1] *= 4
+    fresh = of_configurations(200, 8)
+    alone, both = (errors_after(each, fresh)[0].mean(axis=1)
+                   for each in ({name: column[:30] for name, column in rows.items()}, one))  # fmt: skip
+    assert both[0] < alone[0] + 0.01
+
+
+def test_what_a_configuration_does_not_share() -> None:
+    words, setting = (BF16, {**BF16, "layout": "tn"}), PriorScales(own=3.0)
+    calls = placed(np.zeros(2), words, [0, 1])
+    # its own are 8 hundredths of the biases and 64 of the smooth parts
+    assert prior().covariance(calls, calls, setting)[0] == pytest.approx([1.27 + 2 * 0.72, 1.27 - 0.72])
+    assert prior().variance(calls, setting) == pytest.approx(np.full(2, 1.27 + 2 * 0.72))
 
 
 def test_one_wild_measurement_changes_next_to_nothing() -> None:
@@ -547,18 +610,19 @@ def test_files_that_are_no_calibrations(calibration: Calibration, tmp_path: Path
     save_file({"x": np.zeros(3)}, other)
     calibration.save(whole)
     cut.write_bytes(whole.read_bytes()[:-100])
-    for number in (1, 2, 3, 9):
-        of_then = whole.read_bytes().replace(b'"format":"4"', b'"format":"%d"' % number)
+    for number in (1, 2, 3, 4, 9):
+        of_then = whole.read_bytes().replace(b'"format":"5"', b'"format":"%d"' % number)
         (tmp_path / f"format {number}").write_bytes(of_then)
     for path, message in (
         (tmp_path / "none", "no calibration file"),
         (text, "not a calibration"),
         (other, "not a calibration; `kernelcast calibrate` makes one"),
         (cut, "not a calibration"),
-        (tmp_path / "format 1", "of format 1, this version reads 4; calibrate again"),
-        (tmp_path / "format 2", "of format 2, this version reads 4; calibrate again"),
-        (tmp_path / "format 3", "of format 3, this version reads 4; calibrate again"),
-        (tmp_path / "format 9", "of format 9, this version reads 4; calibrate again"),
+        (tmp_path / "format 1", "of format 1, this version reads 5; calibrate again"),
+        (tmp_path / "format 2", "of format 2, this version reads 5; calibrate again"),
+        (tmp_path / "format 3", "of format 3, this version reads 5; calibrate again"),
+        (tmp_path / "format 4", "of format 4, this version reads 5; calibrate again"),
+        (tmp_path / "format 9", "of format 9, this version reads 5; calibrate again"),
     ):
         with pytest.raises(kc.KernelcastError, match=message) as refused:
             kc.Conditions(calibration=path)

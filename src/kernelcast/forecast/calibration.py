@@ -115,7 +115,7 @@ def _narrowed(width: Doubles, single_call: float, reach: Doubles) -> Doubles:
     return np.sqrt(kept**2 + (width**2 - kept**2) * reach**2)
 
 
-FORMAT = 4  # 1 had no scales, 2 no prior, 3 one reach a family
+FORMAT = 5  # 1 had no scales, 2 no prior, 3 one reach a family, 4 no constants
 _KIND = "kernelcast calibration"
 REACH = 1.2816  # standard deviations to either side that hold 80% of normal errors
 LEAST_WIDTH = 0.01  # measurements repeat to about 1%
@@ -156,6 +156,9 @@ class FamilyCalibration:
     low: float  # the interval's reach below and above, as multiples of the standard deviation
     high: float
     reaches: Mapping[str, tuple[float, float]]  # the same of formats and configurations that were measured
+    constants: Mapping[
+        str, tuple[float, float]
+    ]  # of configurations: share of the process, and log of a constant factor
     least: float  # range of the correction: that of the errors seen
     most: float
 
@@ -177,10 +180,17 @@ class FamilyCalibration:
             error[now] = (covariance @ self.weights[:, None])[:, :, 0]
             known[now] = np.sum((covariance[:, :, self.few] @ self.factor.T) ** 2, axis=2)
         rows = len(values)
-        shared = self.setting.biases * (sum(self.prior.biases) + self.prior.leaning * leaning**2)
-        before = shared + self.setting.smooth * sum(self.prior.smooth)
+        biases, smooth = self.prior.shares(self.setting)
+        shared = self.setting.biases * (sum(biases) + self.prior.leaning * leaning**2)
+        before = shared + self.setting.smooth * sum(smooth)
         left = np.maximum(before - known.reshape(-1)[:rows], 1e-4 * before)
         return error.reshape(-1)[:rows], left, before
+
+    def shift(self, by_process: Doubles, choices: Mapping[str, str | None]) -> Doubles:
+        """What is added to the log of time. ``by_process``: what the measured calls say of each call; the rest is what
+        they say of the configuration as a whole."""
+        share, constant = self.constants.get(sharers(choices)[2], (1.0, 0.0))
+        return np.clip(share * by_process + (1 - share) * constant, self.least, self.most)
 
     def reach(self, choices: Mapping[str, str | None]) -> tuple[float, float]:
         """As far as the configuration was off, else the format, else the family."""
@@ -193,7 +203,8 @@ class FamilyCalibration:
         """(blocks, rows, points) with the points; only those that share a part are looked at in it."""
         prior, setting = self.prior, self.setting
         gates = np.stack([np.ones(len(form)), form, stack, configuration])
-        shared = setting.biases * (np.array(prior.biases) @ gates)
+        biases, smooth = prior.shares(setting)
+        shared = setting.biases * (np.array(biases) @ gates)
         covariance = shared.astype(np.float32) + (setting.biases * prior.leaning * self.leaning) * leaning[:, :, None]
         for part, gate in enumerate((gates[0], form, configuration)):
             members = np.flatnonzero(gate)
@@ -203,7 +214,7 @@ class FamilyCalibration:
             squared *= -2
             squared += length[members]
             squared += np.sum(mine**2, axis=2)[:, :, None]
-            covariance[:, :, members] += np.float32(setting.smooth * prior.smooth[part]) * matern(squared)
+            covariance[:, :, members] += np.float32(setting.smooth * smooth[part]) * matern(squared)
         return np.asarray(covariance, dtype=np.float32)
 
     @functools.cached_property
@@ -274,7 +285,7 @@ class Calibration:
 _ARRAYS = {"position": np.float16, "leaning": np.float32, "code": np.int64, "weights": np.float32, "few": np.int64,
            "factor": np.float32}  # fmt: skip
 _PLAIN = ("rows", "error_before", "error_after", "expected_before", "expected_after", "formats", "groups", "noise",
-          "low", "high", "reaches", "least", "most")  # fmt: skip
+          "low", "high", "reaches", "constants", "least", "most")  # fmt: skip
 _KEYS = {"position": "place", "groups": "words"}  # of fields that files call otherwise
 
 
@@ -310,7 +321,7 @@ def load_calibration(path: Path | str) -> Calibration:
 
 def _family(data: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: str) -> FamilyCalibration:
     plain: dict[str, Any] = {field: data[_KEYS.get(field, field)] for field in _PLAIN}
-    for table in ("formats", "reaches"):
+    for table in ("formats", "reaches", "constants"):
         plain[table] = {key: tuple(values) for key, values in data[table].items()}
     plain["groups"] = tuple(map(tuple, plain["groups"]))
     arrays: dict[str, Any] = {field: tensors[f"{name}.{_KEYS.get(field, field)}"] for field in _ARRAYS}
@@ -376,7 +387,7 @@ class Calibrated:
         leaning = np.log(before.time_s / features.estimate_s)
         error, left, most = family.correction(features.names, features.values, leaning, choices)
         low, high = family.reach(choices)
-        time = before.time_s * np.exp(np.clip(width * error, family.least, family.most))
+        time = before.time_s * np.exp(family.shift(width * error, choices))
         spread = width * np.sqrt(left + family.noise)
         return replace(
             before,

@@ -49,12 +49,13 @@ def matern(squared: NDArray[Any]) -> NDArray[Any]:
 @dataclass(frozen=True)
 class PriorScales:
     """What the measured calls of one GPU say of the prior: how large its parts are there, as factors on the variance;
-    ``length``: how far a call speaks for others."""
+    ``length``: how far a call speaks for others; ``own``: how much of it a configuration does not share."""
 
     biases: float = 1.0
     smooth: float = 1.0
     noise: float = 1.0
     length: float = 1.0
+    own: float = 1.0  # on top of the factors of its biases and smooth parts
 
 
 AS_LEARNED = PriorScales()
@@ -113,18 +114,26 @@ class Prior:
             for name in ("format", "stack", "configuration")
         )
         gates = (1.0, form, stack, configuration)
-        shared = sum(share * gate for share, gate in zip(self.biases, gates, strict=True))
+        biases, smooth = self.shares(setting)
+        shared = sum(share * gate for share, gate in zip(biases, gates, strict=True))
         shared = shared + self.leaning * np.outer(first.leaning, second.leaning)
         local = sum(
             share * gate * matern(self._squared(first, second, part) / setting.length**2)
-            for part, (share, gate) in enumerate(zip(self.smooth, (1.0, form, configuration), strict=True))
+            for part, (share, gate) in enumerate(zip(smooth, (1.0, form, configuration), strict=True))
         )
         return np.asarray(setting.biases * shared + setting.smooth * local)
 
     def variance(self, calls: CallPoints, setting: PriorScales = AS_LEARNED) -> Doubles:
         """The diagonal of the covariance of calls with themselves."""
-        shared = sum(self.biases) + self.leaning * calls.leaning**2
-        return np.asarray(setting.biases * shared + setting.smooth * sum(self.smooth))
+        biases, smooth = self.shares(setting)
+        shared = sum(biases) + self.leaning * calls.leaning**2
+        return np.asarray(setting.biases * shared + setting.smooth * sum(smooth))
+
+    def shares(self, setting: PriorScales) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Of the biases and the smooth parts; the last of each is a configuration's own."""
+        *biases, own = self.biases
+        *smooth, own_smooth = self.smooth
+        return (*biases, own * setting.own), (*smooth, own_smooth * setting.own)
 
     def _squared(self, first: CallPoints, second: CallPoints, part: int) -> Doubles:
         left, right = first.position * self.metric[part], second.position * self.metric[part]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import product
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ _FEW = 30  # rows with which the interval is half the prior's (or the family's) 
 _T_REACH = 1.5332  # scales to either side that hold 80% of Student's t with four degrees, which priors are learned with
 _OUTSIDE = 0.1  # share of calls below the interval, and above: it holds 80%
 _LEAST_SPREAD = 0.05  # of a feature's scale: a feature that hardly varies must not dominate distances
+_PROCESS_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # that are tried; the rest is a constant of the configuration
 _MEAN = np.sqrt(2 / np.pi)  # mean size of a normal error of standard deviation 1
 
 
@@ -61,9 +63,11 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
     error = rows.target / rows.width
     setting = most_likely_scales(prior, placed, error)
     process = fit(prior, placed, error, setting, shapes(rows) % _FOLDS)
-    after = (error - process.left_out) * rows.width
     form, configuration = (np.array([labels[at] for labels in rows.shared])[rows.code] for at in (0, 2))
-    off = process.left_out / process.spread
+    by_process = (error - process.left_out) * rows.width
+    share, constant = _mixture(placed, rows.target, by_process)
+    after = share * by_process + (1 - share) * constant
+    off = (rows.target - after) / rows.width / process.spread
     low, high = _reach(off, (_T_REACH, _T_REACH))
     return FamilyCalibration(
         rows=len(rows),
@@ -85,6 +89,7 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
         noise=prior.noise * setting.noise,
         low=low,
         high=high,
+        constants=dict(zip(configuration.tolist(), zip(share.tolist(), constant.tolist(), strict=True), strict=True)),
         least=float(min(0.0, rows.target.min())),
         most=float(max(0.0, rows.target.max())),
     )
@@ -98,6 +103,18 @@ def prior_of(rows: Residuals, base: Predictor) -> Prior:
         return learned
     spread = rows.values.std(axis=0, dtype=np.float64)
     return plain_prior(rows.names, rows.values.mean(axis=0), np.maximum(spread, _LEAST_SPREAD).astype(np.float32))
+
+
+def _mixture(rows: CallPoints, target: Doubles, by_process: Doubles) -> tuple[Doubles, Doubles]:
+    """Of each row's configuration the share of the process with which calls left out are off least, and the constant
+    that is the rest: where kernels scatter without a pattern, what single calls say of others only does harm."""
+    constant = _by_configuration(rows, target, np.median, shrunk=1)
+    _, number, count = np.unique(rows.configuration, return_inverse=True, return_counts=True)
+    alone = 1 + 1 / np.maximum(count - 1, 0.5)[number.reshape(-1)]  # as far off as a constant without the call
+    by_process, by_constant = target - by_process, alone * (target - constant)
+    off = [np.abs(share * by_process + (1 - share) * by_constant) for share in _PROCESS_SHARES]
+    means = [_by_configuration(rows, each, np.mean, _FEW) for each in off]
+    return np.array(_PROCESS_SHARES)[np.argmin(means, axis=0)], constant
 
 
 def _by_format(rows: Residuals, form: NDArray[Any], after: NDArray[np.float64]) -> dict[str, tuple[int, float, float]]:
@@ -146,45 +163,48 @@ _SEARCH_ROWS = 350  # that choose the setting
 _DEGREES = 4.0  # of freedom of the noise
 _ROUNDS = 3
 _JITTER = 1e-5
+_USUAL_SIZE = float(np.log(0.6745 + 0.05))  # log of the median size of a normal error, as ``fit`` takes it
+_NOISE_RANGE = (0.3, 16.0)  # factors on the variance
+_SHRUNK = 8  # rows with which a configuration's spread counts as much as that of its format (and that, its family's)
+_LEAST_ERROR = 0.05  # of the width: measurements are no closer together than that
 # Factors that are tried, and the standard deviation of the prior of their logs.
-_BIASES = ((0.05, 0.3, 1.0, 4.0), 1.4)
-_SMOOTH = ((0.05, 0.3, 1.0, 2.0, 4.0, 8.0), 1.0)
-_NOISE = ((0.1, 0.3, 1.0, 3.0), 1.4)
-_LENGTH = ((0.5, 0.7, 1.0, 1.5), 1.0)
-_SETTINGS = [PriorScales(*values) for values in product(_BIASES[0], _SMOOTH[0], _NOISE[0], _LENGTH[0])]
+_TRIED = {
+    "smooth": ((0.05, 0.3, 1.0, 2.0, 4.0, 8.0), 1.0),
+    "noise": ((0.1, 0.3, 1.0, 3.0), 1.4),
+    "own": ((0.1, 0.3, 1.0, 3.0, 10.0), 1.4),
+    "length": ((0.5, 0.7, 1.0, 1.5), 1.0),
+    "biases": ((0.05, 0.3, 1.0, 4.0), 1.4),
+}
 
 
 def penalty(setting: PriorScales) -> float:
     """Negative log prior of a setting."""
-    widths = (_BIASES[1], _SMOOTH[1], _NOISE[1], _LENGTH[1])
-    values = (setting.biases, setting.smooth, setting.noise, setting.length)
-    return float(sum(0.5 * (np.log(value) / width) ** 2 for value, width in zip(values, widths, strict=True)))
+    return float(sum(0.5 * (np.log(getattr(setting, name)) / width) ** 2 for name, (_, width) in _TRIED.items()))
 
 
 def most_likely_scales(prior: Prior, rows: CallPoints, error: Doubles) -> PriorScales:
-    """The maximum a posteriori setting. Lengths share what costs most, the covariances."""
+    """The maximum a posteriori setting: one factor after the other, until none gets better."""
     if len(rows) > _SEARCH_ROWS:
         picked = np.sort(np.random.default_rng(0).choice(len(rows), _SEARCH_ROWS, replace=False))
         rows, error = rows.select(picked), error[picked]
-    middle = error - np.median(error)
-    weight = _weights(middle, 1.4826 * float(np.median(np.abs(middle))) + 1e-3)
-    best, best_scales = np.inf, PriorScales()
-    for length in _LENGTH[0]:
-        shared = prior.covariance(rows, rows, PriorScales(1.0, 0.0, 1.0, length))
-        smooth = prior.covariance(rows, rows, PriorScales(0.0, 1.0, 1.0, length))
-        for setting in (scales for scales in _SETTINGS if scales.length == length):
-            noise = prior.noise * setting.noise / weight + _JITTER
-            score = _negative_log_likelihood(setting.biases * shared + setting.smooth * smooth, noise, error) + penalty(
-                setting
-            )
-            if score < best:
-                best, best_scales = score, setting
-    return best_scales
+    weight = _outlier_weights(rows, error)
+    score = functools.cache(lambda setting: _improbability(prior, rows, error, weight, setting))
+    best, before = PriorScales(), np.inf
+    while score(best) < before:
+        before = score(best)
+        for name, (factors, _) in _TRIED.items():
+            tried = [best, *(replace(best, **{name: factor}) for factor in factors)]
+            best = min(tried, key=score)
+    return best
+
+
+def _improbability(prior: Prior, rows: CallPoints, error: Doubles, weight: Doubles, setting: PriorScales) -> float:
+    noise = prior.noise * setting.noise / weight + _JITTER
+    return _negative_log_likelihood(prior.covariance(rows, rows, setting), noise, error) + penalty(setting)
 
 
 def _negative_log_likelihood(covariance: Doubles, noise: Doubles, error: Doubles) -> float:
     """Negative log likelihood of the errors under this covariance and noise, up to a constant."""
-    covariance = covariance.copy()
     covariance[np.diag_indices_from(covariance)] += noise
     try:
         factor = np.linalg.cholesky(covariance)
@@ -193,7 +213,33 @@ def _negative_log_likelihood(covariance: Doubles, noise: Doubles, error: Doubles
     return float(0.5 * np.sum(np.linalg.solve(factor, error) ** 2) + np.sum(np.log(np.diag(factor))))
 
 
-def _weights(left: Doubles, spread: float) -> Doubles:
+def _outlier_weights(rows: CallPoints, error: Doubles) -> Doubles:
+    """What counts as an outlier is a matter of the configuration: a kernel that is far off in some sizes is not wild
+    beside one that is close everywhere."""
+    left = error - _by_configuration(rows, error, np.median)
+    return _weights(left, np.exp(_by_configuration(rows, error, _log_spread)))
+
+
+def _log_spread(error: Doubles) -> float:
+    """Of the standard deviation, by the median distance from the median."""
+    return float(np.log(1.4826 * np.median(np.abs(error - np.median(error))) + _LEAST_ERROR))
+
+
+def _by_configuration(
+    rows: CallPoints, values: Doubles, of: Callable[[Doubles], Any], shrunk: float = _SHRUNK, whole: float | None = None
+) -> Doubles:
+    """(rows,) a statistic of each row's configuration, drawn to that of its format, and that to the family's (or
+    ``whole``), the more the fewer rows there are."""
+    result = np.full(len(values), float(of(values)) if whole is None else whole)
+    for codes in (rows.format, rows.configuration):
+        for number in np.unique(codes):
+            at = np.flatnonzero(codes == number)
+            share = len(at) / (len(at) + shrunk)
+            result[at] = share * float(of(values[at])) + (1 - share) * result[at]
+    return result
+
+
+def _weights(left: Doubles, spread: Doubles | float) -> Doubles:
     """Weights of Student's t noise: a little above 1 for small errors, decreasing for large ones."""
     return np.asarray((_DEGREES + 1) / (_DEGREES + (left / spread) ** 2))
 
@@ -203,6 +249,7 @@ class ProcessFit:
     """The posterior given the measured errors, and the held-out residual of each row."""
 
     weights: Doubles  # (rows,)
+    noise: Doubles  # (rows,) its variance: of the configuration, and larger for outliers
     few: NDArray[np.intp]  # rows that set the uncertainty of a correction
     factor: Doubles  # the inverse of the Cholesky factor of their covariance
     left_out: Doubles  # (rows,) held-out residual: its group is predicted from the others
@@ -212,23 +259,29 @@ class ProcessFit:
 def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, group: NDArray[np.intp]) -> ProcessFit:
     """Condition the prior on the errors. ``group``: calls that are left out together, with which each is scored."""
     covariance = prior.covariance(rows, rows, setting)
-    noise = np.full(len(rows), prior.noise * setting.noise + _JITTER)
-    weight = np.ones(len(rows))
+    usual = prior.noise * setting.noise + _JITTER
+    noise, weight = np.full(len(rows), usual), np.ones(len(rows))
     for _ in range(_ROUNDS):
         inverse = np.linalg.inv(covariance + np.diag(noise / weight))
         solved = inverse @ error
-        weight = np.minimum(_weights(error - covariance @ solved, float(np.sqrt(noise[0]))), 1.25)
-    inverse = np.linalg.inv(covariance + np.diag(noise / weight))
+        # Errors of single calls, each left out, over what the process expects: where a configuration's are larger or
+        # smaller than that, so is its noise.
+        off = np.log(np.abs(solved) / np.sqrt(np.diag(inverse)) + _LEAST_ERROR) - _USUAL_SIZE
+        more = _by_configuration(rows, off, np.median, _FEW, whole=0.0)
+        noise = usual * np.clip(noise / usual * np.exp(more), *_NOISE_RANGE)
+        weight = np.minimum(_weights(error - covariance @ solved, np.sqrt(noise)), 1.25)
+    noise = noise / weight
+    inverse = np.linalg.inv(covariance + np.diag(noise))
     solved = inverse @ error
     left, spread = np.empty(len(rows)), np.empty(len(rows))
     for number in np.unique(group):
         at = np.flatnonzero(group == number)
         among = np.linalg.inv(inverse[np.ix_(at, at)])
         left[at] = among @ solved[at]
-        spread[at] = np.sqrt(np.maximum(np.diag(among) - noise[at] / weight[at] + noise[at], 1e-9))
+        spread[at] = np.sqrt(np.maximum(np.diag(among) - noise[at] + usual, 1e-9))
     few = spread_out(rows.position, _FEW_POINTS)
-    small = covariance[np.ix_(few, few)] + np.diag((noise / weight)[few])
-    return ProcessFit(solved, few, np.linalg.inv(np.linalg.cholesky(small)), left, spread)
+    small = covariance[np.ix_(few, few)] + np.diag(noise[few])
+    return ProcessFit(solved, noise, few, np.linalg.inv(np.linalg.cholesky(small)), left, spread)
 
 
 def spread_out(positions: Doubles, count: int) -> NDArray[np.intp]:
