@@ -225,11 +225,11 @@ def _of_a_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, for which "meta" is "cuda"."""
 
     @functools.wraps(function)
-    def asked(*args: Any, **options: Any) -> Any:
+    def answer(*args: Any, **options: Any) -> Any:
         args = tuple([_CUDA if isinstance(value, str) and value == "meta" else value for value in args])
         return function(*args, **{name: _CUDA if value == "meta" else value for name, value in options.items()})
 
-    return asked
+    return answer
 
 
 class StreamCapture:

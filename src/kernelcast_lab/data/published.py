@@ -134,9 +134,10 @@ def vision_model(row: Row) -> Mapping[str, Any]:
     """Steps of timm models in fp16 autocast, with PyTorch of any release answered as that of today; attention is in
     parts before 2.0, which has no ``scaled_dot_product_attention``.
 
-    Norms in inference are in fp16 (``benchmark.py --fast-norm``), which the rows do not say: convnext_tiny reads 2,690
-    images of 224 x 224 a second here (1,627 of 288 x 288, PyTorch 1.13, RTX 3090), where 2,208 were measured with norms
-    in fp32, 2,486 in fp16. Its training reads 813, where 793 and 859 were measured (pytorch-image-models#1747).
+    Norms in inference are taken to be in fp16 (``benchmark.py --fast-norm``), which the rows do not say: errors of the
+    scored rows suggested it. convnext_tiny reads 2,690 images of 224 x 224 a second here (1,627 of 288 x 288, scaled by
+    pixels; PyTorch 1.13, RTX 3090), where PyTorch 1.12 read 2,208 with norms in fp32, 2,486 in fp16, so that a newer
+    release may be part of it. Its training reads 813, where 793 and 859 were measured (pytorch-image-models#1747).
     """
     target, trains = known_gpu(row["gpu"]), row["task"] == "train"
     return {"gpu": target, "model": row["model"], "stack": "torch", "release": row["torch"], "command": "timm",

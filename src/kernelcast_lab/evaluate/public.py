@@ -203,8 +203,9 @@ def _traced(
         import timm
     except ImportError:
         raise KernelcastError("vision models need timm: pip install 'kernelcast-lab[published]'") from None
-    timm.layers.set_fused_attn(fused_attention)
-    timm.layers.set_fast_norm(fast_norm)
+    layers: Any = timm.layers  # has no types
+    layers.set_fused_attn(fused_attention)
+    layers.set_fast_norm(fast_norm)
     try:
         with torch.device("meta"):
             config: Any = timm.get_pretrained_cfg(model)
