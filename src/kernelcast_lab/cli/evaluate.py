@@ -363,9 +363,7 @@ def transfer(
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 400_000,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over them")] = 20,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="draws of the calls, up to 30 of each op and format")
-    ] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="draws of the calls")] = 3,
     source: Annotated[str, typer.Option("--source", help="its calls calibrate and test")] = "aiconfigurator",
     weights: Annotated[
         Path | None, typer.Option("--weights", metavar="DIR", help="score these, which did not see the GPU; no fit")

@@ -77,13 +77,12 @@ class TransferPoint(ErrorSummary):
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """Fits that take two minutes with a GPU; few calls are drawn ``repeats`` times, since draws vary."""
+    """Fits that take two minutes with a GPU; calls are drawn ``repeats`` times, since draws vary."""
 
     rows: int = 400_000
     epochs: int = 20
     counts: tuple[int, ...] = (10, 30, 100, 300)
     repeats: int = 3
-    few: int = 30  # up to so many calls are few
     test_rows: int = 1500  # of a column and GPU
     source: str = "aiconfigurator"  # whose calls calibrate and test; every source is fitted on
     seed: int = 0
@@ -242,8 +241,8 @@ class _HeldOutGpu:
         draws = [(RANDOM, draw, self.drawn(draw)) for draw in range(self.settings.repeats)]
         for drawn, draw, order in [*draws, (INFORMATIVE, 0, self.informative(measured, plain))]:
             for count in self.settings.counts:
-                if (draw and count > self.settings.few) or count > max(map(len, order.values())):
-                    continue  # one draw of many is enough; with fewer calls than that it would be the same again
+                if count > max(map(len, order.values())):
+                    continue  # all of the calls would be what a smaller number was
                 rows = np.sort(np.concatenate([rows[:count] for rows in order.values()]))
                 calibration, bad = calibrate(self._calls(rows), measured, plain, skip_bad=True)
                 if bad.messages:
