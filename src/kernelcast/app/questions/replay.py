@@ -64,7 +64,7 @@ def with_server(
     if "stack" not in given:
         parameters["stack"], sure = _stack(bench)
         if not sure:
-            assumed.append(f"the file does not say what served it: {parameters['stack']} (`stack`)")
+            assumed.append(f"the file does not say what served it: stack {parameters['stack']}")
     stated = [f"{name} {parameters[name]}" for name in _NUMBERS if name in parameters]
     names = [str(bench.server[key]) for key in ("model", "tokenizer") if bench.server.get(key)]
     name = model or _model(bench.path, names)
