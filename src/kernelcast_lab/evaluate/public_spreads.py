@@ -78,8 +78,9 @@ def _spread(members: Sequence[ScoredCase], one_engine: bool) -> tuple[float, flo
     for off, own in ((predicted - measured, predicted - low), (measured - predicted, high - predicted)):
         off, own = np.maximum(off, 0.0), np.maximum(own, 1e-6)
         least = _LEAST_SHARE if one_engine and len(members) >= _FEWEST_TO_SHRINK else 1.0
-        share = max(least, min(1.0, float(np.quantile(off / own, level))))
-        added = float(np.quantile(np.sqrt(np.maximum(off**2 - (share * own) ** 2, 0.0)), level))
+        # a result itself, not a point on the way to the next: of few, that is an outlier
+        share = max(least, min(1.0, float(np.quantile(off / own, level, method="lower"))))
+        added = float(np.quantile(np.sqrt(np.maximum(off**2 - (share * own) ** 2, 0.0)), level, method="lower"))
         fitted += [round(share, 3), round(added, 3)]
     return fitted[0], fitted[1], fitted[2], fitted[3]
 
