@@ -72,8 +72,9 @@ def _spread(members: Sequence[ScoredCase], one_engine: bool) -> tuple[float, flo
     kernels' own deviation, and what is added where all of it does not do."""
     columns = (np.array([getattr(m, name) for m in members]) for name in ("measured", "predicted", "low", "high"))
     measured, predicted, low, high = map(np.log, columns)
-    # of n results, so that as many others are outside on average (split conformal prediction)
-    level = min(1.0, (1 - _SIDE) * (1 + 1 / _independent(members)))
+    # of n results, so that as many others are outside on average (split conformal prediction); of few, an outlier alone
+    # does not decide
+    level = min(1 - _SIDE / 2, (1 - _SIDE) * (1 + 1 / _independent(members)))
     fitted: list[float] = []
     for off, own in ((predicted - measured, predicted - low), (measured - predicted, high - predicted)):
         off, own = np.maximum(off, 0.0), np.maximum(own, 1e-6)
