@@ -430,7 +430,7 @@ def test_a_single_call_of_a_configuration_does_not_move_the_others() -> None:
 
 
 def test_what_a_configuration_does_not_share() -> None:
-    words, setting = (BF16, {**BF16, "layout": "tn"}), PriorScales(own=3.0)
+    words, setting = (BF16, {**BF16, "layout": "tn"}), PriorScales(unshared=3.0)
     calls = placed(np.zeros(2), words, [0, 1])
     # its own are 8 hundredths of the biases and 64 of the smooth parts
     assert prior().covariance(calls, calls, setting)[0] == pytest.approx([1.27 + 2 * 0.72, 1.27 - 0.72])

@@ -188,8 +188,9 @@ def test_what_a_calibration_knows_is_not_asked_again(candidates: list[PlannedCal
     again, after = most_informative(candidates, H200, 40, known)
     assert after.after < after.before < before.before
     # a plain sum weighs all calls of a calibration alike, which it does not itself
-    assert left_by((), candidates, known) == pytest.approx(after.before, rel=0.01)
-    assert left_by(again, candidates, known) == pytest.approx(after.after, rel=0.01)
+    # (those of a configuration have a noise of their own)
+    assert left_by((), candidates, known) == pytest.approx(after.before, rel=0.02)
+    assert left_by(again, candidates, known) == pytest.approx(after.after, rel=0.02)
     # so many new ones leave less error than the first ones measured once more
     assert len({p.key for p in plain} & {p.key for p in again[:20]}) < 10
     assert left_by(again[:20], candidates, known) < left_by(plain, candidates, known)

@@ -87,7 +87,7 @@ def ran(wait: int, load: Load) -> tuple[RequestTimes, StepLog]:
 
 
 ALONE = asked([0.0, 0.0, 1.0], [64, 64, 512], [400, 400, 10])  # one decodes on each rank; then a prompt comes
-BOTH = asked([0.0, 0.0, 1.0, 1.03], [64, 64, 512, 512], [400, 400, 10, 10])  # and one for the other rank
+BOTH = asked([0.0, 0.0, 1.0, 1.01], [64, 64, 512, 512], [400, 400, 10, 10])  # and one for the other rank
 
 
 def steps_between(notes: StepLog, arrival_s: float) -> int:

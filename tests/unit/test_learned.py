@@ -141,7 +141,7 @@ def weights_of(family: str) -> FamilyWeights:
 
 
 def test_a_new_generation_is_asked_as_one_gpu_of_each_that_ran_such_calls() -> None:
-    weights, target, kin = weights_of("gemm"), kc.gpu("rtx_5090"), kc.gpu("l40s")
+    weights, target, kin = weights_of("gemm"), kc.gpu("gb10"), kc.gpu("rtx_pro_6000_server")
     words = {"op": "gemm", "dtype": "bf16", "stack": "vllm"}
     found = weights._known(kin, target, words)
     capabilities = [one.compute_capability for one in found]
@@ -173,18 +173,19 @@ def test_a_correction_holds_in_part_where_the_binding_pipeline_is_slower() -> No
 
 
 def test_a_new_generation_is_the_mean_over_the_known_ones_and_of_networks_without_names() -> None:
-    weights, target = weights_of("gemm"), kc.gpu("rtx_5090")
+    weights, target = weights_of("gemm"), kc.gpu("gb10")
     calls = columns_of([kc.Gemm(m=m, n=4096, k=4096) for m in (1, 64, 4096)])
     ranked = [analyse(work, target, keep=3) for work in Gemm.work(calls, target)]
     given = features(ranked, Gemm.shape_features(calls, target), target)
     values = aligned(given.names, given.values, weights.encoder.names)
     words = {"op": "gemm", "dtype": "bf16", "stack": "vllm"}
-    known = weights._known(kc.gpu("l40s"), target, words)
+    known = weights._known(kc.gpu("rtx_pro_6000_server"), target, words)
     each = [weights._as(one, target, values, words) for one in known]
     unnamed = weights.without_names.outputs(values, target, words)
     kept = [np.broadcast_to(weights._kept(values, one, target, "bf16"), len(values)) for one in known]
-    unnamed[:, 0] *= np.mean(kept, axis=0)
-    wanted = (np.mean(each, axis=0) + unnamed) / 2
+    alike = shares(known, target, weights._likeness)
+    unnamed[:, 0] *= np.average(kept, axis=0, weights=alike)
+    wanted = (np.average(each, axis=0, weights=alike) + unnamed) / 2
     assert weights.outputs(values, target, words) == pytest.approx(wanted, abs=1e-6)
     assert not np.allclose(each[0], each[-1], atol=1e-3)
     # its own generation answers alone, though it was not measured itself
@@ -238,7 +239,8 @@ def test_support_says_how_far_the_data_are() -> None:
     call = kc.Gemm(m=512, n=4096, k=4096)
     assert kc.predict(call, "h200_sxm").support == "seen"
     assert kc.predict(call, "h100_pcie").support == "near"  # its capability was measured, it was not
-    assert kc.predict(call, "rtx_5090").support == "extrapolated"
+    assert kc.predict(call, "rtx_5090").support == "near"
+    assert kc.predict(call, "gb10").support == "extrapolated"
     assert kc.predict(call, kc.gpu("h200_sxm").replace(dram_bytes_per_s=7e12)).support == "near"
     assert kc.predict(call, "h200_sxm").predictor.startswith("learned-")
 

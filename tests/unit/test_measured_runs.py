@@ -110,7 +110,7 @@ def test_what_watts_bind_is_as_long_however_fast_its_kernels_are(tmp_path: Path)
 
 def test_runs_make_a_forecast_surer_on_a_gpu_that_was_not_measured(tmp_path: Path) -> None:
     there = inferred(tmp_path)
-    place, workload = replace(there.deployment, gpu=kc.gpu("rtx_pro_6000_server")), there.workload
+    place, workload = replace(there.deployment, gpu=kc.gpu("gb10")), there.workload
     before = infer(place, workload)
     run = batch_run("one", before, {"ttft_s": 0.9 * before.ttft_s, "tpot_s": 0.9 * before.tpot.value})
     calibration, _ = calibrate_runs(empty_calibration(place.gpu, DEFAULT), [run])
@@ -152,7 +152,7 @@ def test_a_product_has_a_part_of_each_limit_without_a_jump() -> None:
 def test_the_interval_keeps_what_single_calls_are_off_by() -> None:
     """On a measured GPU runs narrow a call's interval no further than the errors of its kind; on another they do."""
     call = kc.Gemm(m=4096, n=4096, k=4096, dtype="bf16", stack="vllm")
-    for name, narrower in (("h200_sxm", 0.999), ("rtx_pro_6000_server", 0.6)):
+    for name, narrower in (("h200_sxm", 0.999), ("gb10", 0.6)):
         chip = kc.gpu(name)
         calibration = empty_calibration(chip, DEFAULT)
         scales = {f"gemm bf16 vllm, {part}": Scale(0.0, 0.01, 0.3, 0.5, 3) for part in ("tensor", "bytes")}
@@ -301,7 +301,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_priors_are_the_forecasts_own_intervals(tmp_path: Path) -> None:
     """Narrow where the GPU was measured, wide where it was not."""
     there = inferred(tmp_path)
-    place, workload = replace(there.deployment, gpu=kc.gpu("rtx_pro_6000_server")), there.workload
+    place, workload = replace(there.deployment, gpu=kc.gpu("gb10")), there.workload
     runs = [batch_run("x", found, {"ttft_s": 1.0}) for found in (there, infer(place, workload))]
     known, new = (prior_sds([run])["gemm bf16 vllm, tensor"] for run in runs)
     assert 0.02 < known < 0.1 < 2 * known < new

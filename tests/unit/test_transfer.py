@@ -225,13 +225,27 @@ def test_means_are_over_draws_then_gpus_then_generations(tmp_path: Path) -> None
     hopper = groups["Hopper", "30 calls", "GEMM bf16+fp8"]
     assert hopper.mean == pytest.approx((8 + 20) / 2) and hopper.rows == 200
     told = write_transfer(points, tmp_path).read_text()
-    assert "| a generation | 30 calls | 8.7 |" in told  # no verdict before all four are there
-    points += [point("Blackwell", "gb200", 10.0), point("h200_sxm", "h200_sxm", 5.2, knows="catalogue")]
+    assert "| a generation | 30 calls | 8.7 |" in told  # no verdict before all five are there
+    points += [
+        point("RTX Blackwell", "rtx_pro_6000_server", 9.0),
+        point("Blackwell", "gb200", 10.0),
+        point("h200_sxm", "h200_sxm", 5.2, knows="catalogue"),
+    ]
     whole = overall_means(group_means(points))
-    assert whole[GENERATION, "30 calls", "GEMM bf16+fp8"].mean == pytest.approx((4 + 14 + 8 + 10) / 4)
+    assert whole[GENERATION, "30 calls", "GEMM bf16+fp8"].mean == pytest.approx((4 + 14 + 8 + 10 + 9) / 5)
     told = write_transfer(points, tmp_path).read_text()
     assert "| a generation | 30 calls | 9.0 (8, **missed**) |" in told
     assert f"| {SINGLE_GPU} | catalogue | 5.1 (5.5, met) |" in told
     assert "| Hopper | 30 calls | 90.0 |" in told  # apart from the rest
     shown = [line["left out"] for line in lines(points)]
-    assert shown == [SINGLE_GPU, GENERATION, "h200_sxm", "gb300", "A100", "L40S", "Hopper", "Blackwell"]
+    assert shown == [
+        SINGLE_GPU,
+        GENERATION,
+        "h200_sxm",
+        "gb300",
+        "A100",
+        "L40S",
+        "Hopper",
+        "Blackwell",
+        "RTX Blackwell",
+    ]

@@ -204,9 +204,11 @@ def test_a_backend_that_an_engine_is_told_to_take_keeps_the_format_that_it_serve
 
 
 def test_a_new_capability_inherits_by_its_path() -> None:
-    """sm_120 runs what sm_89 does, not what sm_100 does; a later data-centre GPU what sm_100 does."""
+    """sm_120 runs what sm_89 does, not what sm_100 does, but for vLLM's experts, whose own kernels were measured;
+    a later data-centre GPU what sm_100 does."""
+    assert of("vllm", "rtx_5090", "moe") != of("vllm", "l40s", "moe")
     for stack in ("vllm", "sglang", "trtllm", "torch", "flashinfer"):
-        for op in ("attention", "mla", "moe"):
+        for op in ("attention", "mla", "moe")[: 2 if stack == "vllm" else 3]:
             assert of(stack, "rtx_5090", op) == of(stack, "l40s", op), (stack, op)
     later = replace(gpu("b200_sxm"), id="later", compute_capability="13.0")
     assert kernel_choice("vllm", later, "moe", "nvfp4") == kernel_choice("vllm", gpu("b200_sxm"), "moe", "nvfp4")

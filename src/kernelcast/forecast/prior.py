@@ -49,13 +49,13 @@ def matern(squared: NDArray[Any]) -> NDArray[Any]:
 @dataclass(frozen=True)
 class PriorScales:
     """What the measured calls of one GPU say of the prior: how large its parts are there, as factors on the variance;
-    ``length``: how far a call speaks for others; ``own``: how much of it a configuration does not share."""
+    ``length``: how far a call speaks for others; ``unshared``: how much of it a configuration does not share."""
 
     biases: float = 1.0
     smooth: float = 1.0
     noise: float = 1.0
     length: float = 1.0
-    own: float = 1.0  # on top of the factors of its biases and smooth parts
+    unshared: float = 1.0  # on top of the factors of its biases and smooth parts
 
 
 AS_LEARNED = PriorScales()
@@ -133,7 +133,7 @@ class Prior:
         """Of the biases and the smooth parts; the last of each is a configuration's own."""
         *biases, own = self.biases
         *smooth, own_smooth = self.smooth
-        return (*biases, own * setting.own), (*smooth, own_smooth * setting.own)
+        return (*biases, own * setting.unshared), (*smooth, own_smooth * setting.unshared)
 
     def _squared(self, first: CallPoints, second: CallPoints, part: int) -> Doubles:
         left, right = first.position * self.metric[part], second.position * self.metric[part]

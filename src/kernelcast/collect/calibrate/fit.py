@@ -171,7 +171,7 @@ _LEAST_ERROR = 0.05  # of the width: measurements are no closer together than th
 _TRIED = {
     "smooth": ((0.05, 0.3, 1.0, 2.0, 4.0, 8.0), 1.0),
     "noise": ((0.1, 0.3, 1.0, 3.0), 1.4),
-    "own": ((0.1, 0.3, 1.0, 3.0, 10.0), 1.4),
+    "unshared": ((0.1, 0.3, 1.0, 3.0, 10.0), 1.4),
     "length": ((0.5, 0.7, 1.0, 1.5), 1.0),
     "biases": ((0.05, 0.3, 1.0, 4.0), 1.4),
 }

@@ -174,12 +174,12 @@ def _inferred(cases: Sequence[tuple[Deployment | str, Workload | str]], conditio
     return columns
 
 
-def parquet(columns: Columns, kinds: Mapping[str, str] = COLUMNS) -> bytes:
-    """Columns of these kinds as a Parquet file; NaN and None are NULL."""
+def parquet(columns: Columns, types: Mapping[str, str] = COLUMNS) -> bytes:
+    """Columns of these types as a Parquet file; NaN and None are NULL."""
     import duckdb
 
     cells: dict[str, NDArray[np.float64]] = {}
-    select = [f"CAST({encoded(column, cells)} AS {kinds[name]}) AS {quoted(name)}" for name, column in columns.items()]
+    select = [f"CAST({encoded(column, cells)} AS {types[name]}) AS {quoted(name)}" for name, column in columns.items()]
     with TemporaryDirectory(prefix="kernelcast-") as folder, duckdb.connect() as connection:
         path = Path(folder) / "rows.parquet"
         connection.execute("SET threads = 1")  # one order of row groups
