@@ -187,13 +187,20 @@ def test_what_a_calibration_knows_is_not_asked_again(candidates: list[PlannedCal
     known = calibrated(plain)
     again, after = most_informative(candidates, H200, 40, known)
     assert after.after < after.before < before.before
-    # a plain sum weighs all calls of a calibration alike, which it does not itself
-    # (those of a configuration have a noise of their own)
-    assert left_by((), candidates, known) == pytest.approx(after.before, rel=0.02)
-    assert left_by(again, candidates, known) == pytest.approx(after.after, rel=0.02)
     # so many new ones leave less error than the first ones measured once more
     assert len({p.key for p in plain} & {p.key for p in again[:20]}) < 10
     assert left_by(again[:20], candidates, known) < left_by(plain, candidates, known)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="each configuration has a noise of its own, which a plain sum lacks: 1.4% apart, not 1"
+)
+def test_what_is_left_is_that_of_a_plain_sum(candidates: list[PlannedCall]) -> None:
+    """Though it weighs all calls of a calibration alike, which the choice does not."""
+    known = calibrated(most_informative(candidates, H200, 20)[0])
+    again, after = most_informative(candidates, H200, 40, known)
+    assert left_by((), candidates, known) == pytest.approx(after.before, rel=0.01)
+    assert left_by(again, candidates, known) == pytest.approx(after.after, rel=0.01)
 
 
 def test_a_calibration_of_one_family_leaves_the_choice_to_the_others(candidates: list[PlannedCall]) -> None:
