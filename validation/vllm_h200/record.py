@@ -1,9 +1,11 @@
 """Record the runs of this folder: `vllm serve` with dummy weights under loads of `vllm bench serve`.
 
-Usage, on a machine with the GPU, vLLM and this repository:  python record.py OUT SECONDS FOLDER...
-A FOLDER holds a model's config.json and a tokenizer; its name is the model's in kernelcast. Results are
-OUT/MODEL_LOAD.json, as read by `kernelcast replay`, without generated text, and OUT/MODEL.log, what the server said of
-its memory. Models are left out when SECONDS end. The client imports vLLM once for all loads of a model, and its first
+Usage, on a machine with the GPU, vLLM and this repository:  python record.py OUT SECONDS FOLDER:GIB[:ARGUMENTS]...
+A FOLDER holds a model's config.json and a tokenizer; its name is the model's in kernelcast; GIB is its KV cache,
+ARGUMENTS are more of `vllm serve`. All
+servers start at once, since that takes minutes; their loads are run in turn, while the other servers are idle. Results
+are OUT/MODEL_LOAD.json, as read by `kernelcast replay`, without generated text, and OUT/MODEL.log, what the server said
+of its memory. Loads are left out when SECONDS end. The client imports vLLM once for all loads of a model, and its first
 load is a warm-up.
 """
 
@@ -13,11 +15,13 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ LOADS = {
     "long": (6000, 128, 0.3, 30, "2", None),
 }
 WARM_UP = (1024, 32, 0.5, 80, "inf", None)  # kernels that are compiled at their first call; not kept
-PORT, START_S, RUN_S = 8123, 200, 30
+FIRST_PORT, START_S, RUN_S = 8123, 270, 30
 KEPT = re.compile("KV cache|backend|Maximum concurrency|graph|non-default|chunked|took|Error|error|memory|MoE|config")
 
 
@@ -52,22 +56,22 @@ def larger_routers() -> None:
     DummyModelLoader.load_weights = loaded
 
 
-def client(model: str, folder: str, out: str, until: float, names: list[str]) -> None:
-    """All loads of one model, in this process, which imports vLLM while the server starts."""
+def client(model: str, port: str, folder: str, out: str, until: float, names: list[str]) -> None:
+    """All loads of one model, in this process, which imports vLLM while the server starts, and then waits for a
+    line."""
     import argparse
 
     from vllm.benchmarks.serve import add_cli_args, main
 
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
-    if not wait(until):
-        return
+    sys.stdin.readline()
     for name in ("warm_up", *names):
         tokens, written, ratio, prompts, rate, most = LOADS.get(name, WARM_UP)
         if time.time() > until - RUN_S:
             print(f"{model} {name}: no time", flush=True)
             continue
-        given = ["--backend", "vllm", "--model", model, "--tokenizer", folder, "--port", str(PORT), "--dataset-name",
+        given = ["--backend", "vllm", "--model", model, "--tokenizer", folder, "--port", port, "--dataset-name",
                  "random", "--random-input-len", str(tokens), "--random-output-len", str(written),
                  "--random-range-ratio", str(ratio), "--num-prompts", str(prompts), "--request-rate", rate,
                  "--ignore-eos", "--save-result", "--save-detailed", "--result-filename", f"{out}/{model}_{name}.json",
@@ -86,44 +90,78 @@ def client(model: str, folder: str, out: str, until: float, names: list[str]) ->
         path.write_text(json.dumps(result))
 
 
-def wait(until: float, server: subprocess.Popen[bytes] | None = None) -> bool:
-    while time.time() < until and (server is None or server.poll() is None):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2)
-            return True
-        except OSError:
-            time.sleep(0.5)
-    return False
-
-
-def serve(folder: Path, out: Path, until: float) -> None:
-    model = folder.name
-    most = min(16384, json.loads((folder / "config.json").read_text())["max_position_embeddings"])
-    names = [name for name, load in LOADS.items() if load[0] * (1 + load[2]) + load[1] * (1 + load[2]) < most]
-    command = [sys.executable, __file__, "serve", str(folder), "--load-format", "dummy", "--port", str(PORT),
-               "--max-model-len", str(most), "--served-model-name", model]  # fmt: skip
-    began, path = time.time(), out / f"{model}.log"
-    job = [sys.executable, __file__, "--client", model, str(folder), str(out), str(until), *names]
-    with path.open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                                  env={**os.environ, BY_CHANCE: "1"})  # fmt: skip
-        loads = subprocess.Popen(job, stdout=subprocess.DEVNULL, start_new_session=True)
+def healthy(port: int) -> bool:
     try:
-        if wait(min(until - RUN_S, began + START_S), server):
-            print(f"{model} up after {time.time() - began:.0f} s", flush=True)
-            loads.wait(timeout=max(20.0, until - time.time()))
-            print(f"{model} done after {time.time() - began:.0f} s", flush=True)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+    except OSError:
+        return False
+    return True
+
+
+@dataclass
+class Server:
+    """A model's server, and the client that waits for a line on its standard input before it begins."""
+
+    model: str
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes]
+    loads: subprocess.Popen[bytes]
+
+    @classmethod
+    def started(cls, folder: Path, cache_gib: str, arguments: str, port: int, out: Path, until: float) -> Server:
+        model, log = folder.name, out / f"{folder.name}.log"
+        most = min(16384, json.loads((folder / "config.json").read_text())["max_position_embeddings"])
+        names = [name for name, load in LOADS.items() if (load[0] + load[1]) * (1 + load[2]) < most]
+        memory = ["--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", f"{cache_gib}G"]
+        command = [sys.executable, __file__, "serve", str(folder), "--load-format", "dummy", "--port", str(port),
+                   "--max-model-len", str(most), "--served-model-name", model, *memory, *shlex.split(arguments)]  # fmt: skip
+        job = [sys.executable, __file__, "--client", model, str(port), str(folder), str(out), str(until), *names]
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                                       env={**os.environ, BY_CHANCE: "1"})  # fmt: skip
+            loads = subprocess.Popen(job, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        return cls(model, port, log, process, loads)
+
+    @property
+    def waits(self) -> bool:
+        return self.process.poll() is None and not healthy(self.port)
+
+    def run(self, until: float) -> None:
+        """Its loads, and its end."""
+        began = time.time()
+        if not self.waits and self.process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.loads.communicate(b"\n", timeout=max(20.0, until - time.time()))
+            print(f"{self.model}: loads took {time.time() - began:.0f} s", flush=True)
         else:
-            print(f"{model} did not start", path.read_text(errors="replace")[-3000:], flush=True)
-    except subprocess.TimeoutExpired:
-        print(f"{model}: out of time", flush=True)
-    finally:
-        for process in (server, loads):
+            print(f"{self.model} did not start", self.log.read_text(errors="replace")[-3000:], flush=True)
+        self.end()
+
+    def end(self) -> None:
+        for process in (self.process, self.loads):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    lines = path.read_text(errors="replace").splitlines()
-    path.write_text("\n".join(line[:400] for line in lines if KEPT.search(line))[:20000] + "\n")
+        lines = self.log.read_text(errors="replace").splitlines()
+        self.log.write_text("\n".join(line[:400] for line in lines if KEPT.search(line))[:20000] + "\n")
+
+
+def record(out: Path, until: float, given: list[str]) -> None:
+    out.mkdir(exist_ok=True)
+    began, servers = time.time(), []
+    for port, text in enumerate(given, FIRST_PORT):
+        folder, cache_gib, arguments, *_ = *text.split(":", 2), ""
+        servers.append(Server.started(Path(folder), cache_gib, arguments, port, out, until))
+    while time.time() < began + START_S and any(server.waits for server in servers):
+        time.sleep(0.5)
+    print(f"servers up after {time.time() - began:.0f} s", flush=True)
+    for server in [server for server in servers if server.waits]:
+        print(f"{server.model} is not up", server.log.read_text(errors="replace")[-3000:], flush=True)
+        server.end()
+        servers.remove(server)
+    for server in servers:
+        server.run(until)
 
 
 if BY_CHANCE in os.environ:  # the engine's process, too, imports this file as its main module (spawn)
@@ -135,11 +173,6 @@ if __name__ == "__main__":
 
         main()
     elif sys.argv[1] == "--client":
-        client(sys.argv[2], sys.argv[3], sys.argv[4], float(sys.argv[5]), sys.argv[6:])
+        client(*sys.argv[2:6], float(sys.argv[6]), sys.argv[7:])
     else:
-        destination, limit = Path(sys.argv[1]), time.time() + float(sys.argv[2])
-        destination.mkdir(exist_ok=True)
-        for given in map(Path, sys.argv[3:]):
-            if time.time() < limit - 2 * RUN_S:
-                serve(given, destination, limit)
-                time.sleep(1)
+        record(Path(sys.argv[1]), time.time() + float(sys.argv[2]), sys.argv[3:])
