@@ -92,12 +92,14 @@ def worker_of(core: Any) -> Any:
 def route_by_chance(weights: Mapping[str, Any]) -> None:
     """Dummy weights are within 0.001: scores of a router are alike to four digits, so that all tokens have the same
     experts where they are rounded to bf16, or where a bias of 0.001 decides. Larger weights and no bias route as
-    random ones of a usual size do."""
+    random ones of a usual size do. The layer of experts holds its router too, under a second name."""
+    done = set()
     for name, values in weights.items():
         module, _, what = name.rpartition(".")
         if what == "e_score_correction_bias":
             values.zero_()
-        elif module.endswith(_ROUTERS):
+        elif module.endswith(_ROUTERS) and values.data_ptr() not in done:
+            done.add(values.data_ptr())
             values.mul_(_ROUTER_SCALE) if what == "weight" else values.zero_()
 
 

@@ -135,7 +135,7 @@ class PassContext:
         """A parameter as given; a size may be a product of parameters: "tokens*q_heads", "head_dim/2"."""
         if value == "vectors":
             return self.precision.vectors
-        if name not in ("rows", "cols") or not isinstance(value, str):
+        if name not in ("rows", "cols", "k") or not isinstance(value, str):
             return value
         whole, _, divisor = value.partition("/")
         return math.prod(parameters[factor] for factor in whole.split("*")) // int(divisor or 1)
@@ -426,6 +426,9 @@ def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     hidden, layout = ctx.model.hidden, ctx.layout
     width = block.width(hidden)
     yield ctx.launch("router", "gemm", count, m=ctx.tokens, n=block.experts, k=hidden, dtype=ctx.precision.between)
+    if block.router_groups and ctx.stack.parts("grouped_topk"):
+        yield from ctx.elementwise("router", "grouped_topk", count, rows=ctx.tokens, cols=block.experts,
+                                   groups=block.router_groups, k=block.topk)  # fmt: skip
     if block.latent:
         yield ctx.gemm("experts", count, ctx.tokens, width, hidden, ctx.blocks)
     there, back, backend = dispatch_combine(ctx, block, count)

@@ -101,6 +101,7 @@ class Experts:
     latent_norm: bool = False  # over their output, before the projection up (Kimi-K3)
     scoring: str = "softmax"  # of the router: softmax, sigmoid, sqrtsoftplus
     hashed: bool = False  # experts are looked up by token, not by score (DeepSeek-V4's first layers)
+    router_groups: int = 0  # of experts, that a router without a bias chooses from first (DeepSeek-V2); 0: none
     router_scales: int = 0  # further numbers of the router: per-channel and per-expert scales (Gemma 4)
 
     def __post_init__(self) -> None:

@@ -98,7 +98,9 @@ def first_dense(f: Fields, block: Experts) -> list[Mlp]:
 def deepseek_experts(f: Fields) -> list[Mlp]:
     """DeepSeek, GLM, dots1: all but V2 correct the router for balance."""
     block = experts(f, shared_keys="n_shared_experts")
-    if f.model_type != "deepseek_v2":
+    if f.model_type == "deepseek_v2":
+        block = replace(block, router_groups=f.count_or_none("n_group") or 1)
+    else:
         block = replace(block, router_bias=f.model_type != "mistral4", scoring=f.value("scoring_func") or "sigmoid")
     return first_dense(f, block)
 
