@@ -2,11 +2,10 @@
 
 Usage, on a machine with the GPU, vLLM and this repository:  python record.py OUT SECONDS FOLDER:GIB[:ARGUMENTS]...
 A FOLDER holds a model's config.json and a tokenizer; its name is the model's in kernelcast; GIB is its KV cache,
-ARGUMENTS are more of `vllm serve`. All
-servers start at once, since that takes minutes; their loads are run in turn, while the other servers are idle. Results
-are OUT/MODEL_LOAD.json, as read by `kernelcast replay`, without generated text, and OUT/MODEL.log, what the server said
-of its memory. Loads are left out when SECONDS end. The client imports vLLM once for all loads of a model, and its first
-load is a warm-up.
+ARGUMENTS are more of `vllm serve`. All servers start at once, since that takes minutes; their loads are run in turn,
+while the other servers are idle. Results are OUT/MODEL_LOAD.json, as read by `kernelcast replay`, without generated
+text, and OUT/MODEL.log, what the server said of its memory. Loads are left out when SECONDS end. The client imports
+vLLM once for all loads of a model, and its first load is a warm-up.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def larger_routers() -> None:
     DummyModelLoader.load_weights = loaded
 
 
-def client(model: str, port: str, folder: str, out: str, until: float, names: list[str]) -> None:
+def client(model: str, port: str, folder: str, out: str, arguments: str, until: float, names: list[str]) -> None:
     """All loads of one model, in this process, which imports vLLM while the server starts, and then waits for a
     line."""
     import argparse
@@ -85,7 +84,7 @@ def client(model: str, port: str, folder: str, out: str, until: float, names: li
         result = json.loads(path.read_text())
         for key in ("generated_texts", "errors"):
             result.pop(key, None)
-        result |= {"ttfts": [round(x, 5) for x in result["ttfts"]],
+        result |= {"serve_args": arguments, "ttfts": [round(x, 5) for x in result["ttfts"]],
                    "itls": [[round(x, 5) for x in row] for row in result["itls"]]}  # fmt: skip
         path.write_text(json.dumps(result))
 
@@ -115,8 +114,10 @@ class Server:
         names = [name for name, load in LOADS.items() if (load[0] + load[1]) * (1 + load[2]) < most]
         memory = ["--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", f"{cache_gib}G"]
         command = [sys.executable, __file__, "serve", str(folder), "--load-format", "dummy", "--port", str(port),
-                   "--max-model-len", str(most), "--served-model-name", model, *memory, *shlex.split(arguments)]  # fmt: skip
-        job = [sys.executable, __file__, "--client", model, str(port), str(folder), str(out), str(until), *names]
+                   "--max-model-len", str(most), "--served-model-name", model, *memory,
+                   *shlex.split(arguments)]  # fmt: skip
+        job = [sys.executable, __file__, "--client", model, str(port), str(folder), str(out), arguments, str(until),
+               *names]  # fmt: skip
         with log.open("wb") as file:
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
                                        env={**os.environ, BY_CHANCE: "1"})  # fmt: skip
@@ -173,6 +174,6 @@ if __name__ == "__main__":
 
         main()
     elif sys.argv[1] == "--client":
-        client(*sys.argv[2:6], float(sys.argv[6]), sys.argv[7:])
+        client(*sys.argv[2:7], float(sys.argv[7]), sys.argv[8:])
     else:
         record(Path(sys.argv[1]), time.time() + float(sys.argv[2]), sys.argv[3:])

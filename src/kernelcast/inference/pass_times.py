@@ -192,10 +192,11 @@ class PassKernels:
     def launched(self, stack: Stack) -> Array:
         """(3, passes): kernels, the host's seconds to launch them where no graph runs, and those of attention between
         the pieces of a graph, which has the projections of a whole layer."""
-        launched, between_s = np.zeros((3, len(self.batches))), stack.launching_s("attention")
+        launched = np.zeros((3, len(self.batches)))
         for group in self.groups:
             for launch in group.launches:
-                of_attention_s = between_s if launch.scales_with == "lengths" else 0.0
+                between = "attention" if launch.op.endswith("_layer") else launch.op
+                of_attention_s = stack.launching_s(between) if launch.scales_with == "lengths" else 0.0
                 each = np.array([1.0, stack.launching_s(launch.op), of_attention_s])
                 launched[:, group.rows] += launch.count * each[:, None]
         return launched

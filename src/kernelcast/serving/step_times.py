@@ -74,8 +74,8 @@ class StepTimes:
         and one over every prompt."""
         self.drafted, self.draft = drafted, draft
         self._times = times or Times(deployment.gpu, conditions)
-        self.deployment = self._on_host(deployment)
         self.limits = limits
+        self.deployment = self._on_host(deployment)
         verified = 1 + drafted
         self._sequences = _up_to(_SEQUENCES, limits.sequences)
         self._contexts = _up_to(_CONTEXTS, limits.context)
@@ -179,9 +179,9 @@ class StepTimes:
         return copied
 
     def _on_host(self, deployment: Deployment) -> Deployment:
-        """The deployment with the host's scale from measured runs."""
-        factor = self._times.conditions.host_scale(deployment.stack.id).factor
-        return deployment if factor == 1.0 else replace(deployment, stack=deployment.stack.with_host(factor))
+        """The deployment with the graphs that are captured, and the host's scale from measured runs."""
+        stack = deployment.stack.captured(self.limits.sequences)
+        return replace(deployment, stack=stack.with_host(self._times.conditions.host_scale(stack.id).factor))
 
     def _fitting_contexts(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
         """The contexts that so many sequences can have at once; ``whole``: all contexts, clipped to that."""

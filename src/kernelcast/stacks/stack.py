@@ -83,6 +83,7 @@ class Stack(Library):
     compiled_qk_norm: bool = False  # norms of queries and keys are compiled into elementwise kernels, with the rotation
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # sizes of captured steps: first, last, step
+    graph_tokens_per_seq: int = 0  # captured sizes end at so many times max_num_seqs; 0: they do not depend on it
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     vendor: str = ""  # of the GPUs that it runs on; "": any
     # By vendor of the GPU: the most that its kernels reach there, where they were not written or tuned for it
@@ -108,6 +109,15 @@ class Stack(Library):
     def graph_tokens(self) -> int:
         """The largest captured size; larger steps are launched kernel by kernel."""
         return max((last for _, last, _ in self.graph_sizes), default=0)
+
+    def captured(self, max_num_seqs: int) -> Stack:
+        """The stack with the sizes that a server of ``max_num_seqs`` captures."""
+        most = self.graph_tokens_per_seq * max_num_seqs
+        if not most or most >= self.graph_tokens:
+            return self
+        sizes = [(first, min(last, first + (most - first) // step * step), step)
+                 for first, last, step in self.graph_sizes if first <= most]  # fmt: skip
+        return replace(self, graph_sizes=tuple(sizes))
 
     def with_host(self, factor: float) -> Stack:
         """The stack on a host whose launch and scheduling times are scaled by ``factor``."""

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,7 +179,9 @@ def live_runs(folder: Path = LIVE) -> list[Compared]:
         if name not in services:
             # weights drawn at random route tokens at random
             deployment = Deployment(model(name), gpu("h200_sxm"), stack("vllm"), routing="random")
-            services[name] = Service(EnginePool(deployment, engine_settings(deployment)))
+            given = re.search(r"--max-num-seqs[= ](\d+)", json.loads(path.read_text()).get("serve_args", ""))
+            settings = engine_settings(deployment, {"max_num_seqs": int(given[1])} if given else None)
+            services[name] = Service(EnginePool(deployment, settings))
         bench = read_bench(path)
         runs = SimulatedRuns.of(services[name], bench.load, tables)
         of_run = services[name].setting(bench.load), runs.supports
