@@ -192,6 +192,8 @@ class StepTimes:
         return fits if len(fits) > 1 else (most // 2, most)
 
     def _joint_ratio(self, joint: Array) -> Array:
+        """The time of a joint launch over that of its two parts: it is no longer than one after the other, and no
+        shorter than the longer of them."""
         grid = self._mixed_grid
         assert grid is not None
         ratio = joint[:, 0].reshape([len(axis) for axis in grid])
@@ -200,7 +202,9 @@ class StepTimes:
                 alone = self._decode_attention(n, context)[0]
                 for k, q in enumerate(grid[2]):
                     for m, past in enumerate(grid[3]):
-                        ratio[i, j, k, m] /= alone + self._prefill_attention(q, past)[0]
+                        prompt = self._prefill_attention(q, past)[0]
+                        apart = max(alone + prompt, _LEAST_S)
+                        ratio[i, j, k, m] = np.clip(ratio[i, j, k, m] / apart, max(alone, prompt) / apart, 1.0)
         return ratio
 
     def _decode_attention(self, sequences: float, context: float) -> list[float]:
