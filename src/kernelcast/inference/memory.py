@@ -36,7 +36,7 @@ def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: An
         "weights": weight_bytes(deployment),
         "cache": cache,
         "activation": _activation_bytes(deployment, step_tokens, logit_rows),
-        "stack": stack.held_bytes(deployment.layout.tp),
+        "stack": stack.held_bytes(deployment.layout.tp, linked=deployment.linked),
     }
     return Memory(parts, float(gpu.dram_bytes), stack.used_share * gpu.allocatable_bytes)
 
@@ -140,6 +140,19 @@ def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> A
     between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * number_bytes
     logits = logit_rows * model.vocab * deployment.stack.logit_bytes
     return np.maximum(between, logits) + tokens * workspace * number_bytes
+
+
+def encoder_bytes(deployment: Deployment, step_tokens: int) -> tuple[float, float]:
+    """What engines find an image encoder to need before they size the KV cache: its widest moment over as many image
+    tokens as a step has, or the largest image (vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget), and
+    the outputs, which are kept beside the text model's own largest step."""
+    vision = deployment.model.vision
+    if vision is None:
+        return 0.0, 0.0
+    tokens, number_bytes = max(step_tokens, vision.most_tokens), deployment.precision.between_bytes
+    ups = 2 if vision.gated else 1
+    width = vision.pixels + _LIVE_WIDTHS * vision.hidden + (ups + 1) * vision.inter
+    return tokens * vision.merge**2 * width * number_bytes, tokens * vision.out_hidden * number_bytes
 
 
 def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> DoesNotFit:
