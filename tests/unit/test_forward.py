@@ -377,16 +377,6 @@ def test_a_link_of_ones_own_is_used_inside_a_node() -> None:
     assert inside["fabric"] == "pcie4_shared"
 
 
-@pytest.mark.parametrize(("gpu", "tp", "stack"), [
-    ("h100_sxm", 8, "vllm"), ("rtx_pro_6000_server", 2, "vllm"), ("rtx_pro_6000_server", 4, "nccl"),
-    ("l40s", 2, "vllm"), ("l40s", 8, "nccl"), ("rtx_4090", 2, "nccl"), ("rtx_5090", 4, "nccl"),
-])  # fmt: skip
-def test_over_pcie_only_a_pair_that_has_peer_access_sums_by_the_engines_own_kernel(
-    gpu: str, tp: int, stack: str
-) -> None:
-    assert of(calls_of("llama-3.1-8b", DECODE, on=gpu, tp=tp), "all_reduce", None)[0]["stack"] == stack
-
-
 def test_pipeline_stages_send_what_is_between_layers() -> None:
     calls = calls_of("llama-3.1-8b", PROMPTS, pp=4)
     assert sizes(calls, "send_recv", "communication", "bytes", "count") == [(300 * 4096 * 2, 3)]

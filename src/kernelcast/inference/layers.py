@@ -17,7 +17,7 @@ import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
-from kernelcast.hardware import fabric_type, fabrics
+from kernelcast.hardware import fabric_type
 from kernelcast.inference.batch import LaunchSizes
 from kernelcast.inference.deployment import Deployment
 from kernelcast.models.layers import (
@@ -83,12 +83,10 @@ class PassContext:
             yield self.collective("reduce_scatter", count, sent, world)
             yield self.collective("all_gather", count, sent, world)
             return
-        link = fabrics()[fabric_type(self.layout.link or self.gpu.link_kind)]
-        # Engines have an all-reduce of their own where GPUs reach one another's memory; over PCIe that is a pair
-        # (vllm/distributed/device_communicators/custom_all_reduce.py: no more than two PCIe-only GPUs).
-        reached = not link.shared and (world == 2 or not link.kind.startswith("pcie"))
-        custom = reached and self.layout.near(self.gpu, world) and self.stack.kernels != "torch"
-        yield self.collective("all_reduce", count, sent, world, stack=self.stack.kernels if custom else "nccl")
+        # Engines' all-reduces were measured as they choose them: their own kernel where GPUs reach one another's memory,
+        # over PCIe that of a pair alone (vllm/distributed/device_communicators/custom_all_reduce.py), and NCCL's.
+        own = self.layout.near(self.gpu, world) and self.stack.kernels != "torch"
+        yield self.collective("all_reduce", count, sent, world, stack=self.stack.kernels if own else "nccl")
 
     def gemm(self, part: str, count: float, m: Any, n: int, k: int, dtype: str | None = None, *,
              after: str = "compiled") -> Launch:  # fmt: skip
