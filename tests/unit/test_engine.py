@@ -296,11 +296,14 @@ def test_the_longest_context_of_a_decode_that_nothing_splits_ends_it_alone() -> 
     quarter of the time, on average), and is so much late; a tile of 128 keys takes 7500 cycles alone."""
     card = gpu("rtx_pro_6000_server")
     alone_s = 2000 / 128 * 7500 / card.clock_boost_hz
-    given = {"keys": 1000, "longest": 2000, "heads": 8, "head_dim": 128, "packed": True}
-    assert ragged_wait_s(card, 47, **given) == pytest.approx(0.25 * alone_s)
-    assert ragged_wait_s(card, 37, **given) == 0.0  # 296 tasks, fewer than 0.8 x 2 x 188: their keys are split
-    assert ragged_wait_s(card, 37, **{**given, "packed": False}) > 0  # beside a prompt they are not
-    assert ragged_wait_s(card, 47, **{**given, "longest": 1000}) == 0.0
+
+    def wait_s(requests: int, longest: int = 2000, packed: bool = True) -> float:
+        return ragged_wait_s(card, requests, 1000, longest, heads=8, head_dim=128, packed=packed)
+
+    assert wait_s(47) == pytest.approx(0.25 * alone_s)
+    assert wait_s(37) == 0.0  # 296 tasks, fewer than 0.8 x 2 x 188: their keys are split
+    assert wait_s(37, packed=False) > 0  # beside a prompt they are not
+    assert wait_s(47, longest=1000) == 0.0
 
 
 @pytest.mark.parametrize(("on", "waits"), [("rtx_pro_6000_server", True), ("h100_sxm", False)])

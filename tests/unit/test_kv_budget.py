@@ -99,7 +99,7 @@ def test_as_much_cache_as_engines_logged(log: dict[str, Any]) -> None:
     known = replace(known, logit_bytes=log.get("logit_bytes", known.logit_bytes))
     formats = {name: log.get(name) for name in ("dtype", "cache")}
     place = deployed(log["model"], on=log["gpu"], engine=known, tp=log.get("tp", 1), **formats)
-    limits = {name: log[name] for name in ("max_num_seqs", "max_num_batched_tokens") if name in log}
+    limits: dict[str, Any] = {name: log[name] for name in ("max_num_seqs", "max_num_batched_tokens") if name in log}
     longest = log.get("max_model_len", 16384)
     settings = engine_settings(place, limits)
     tokens = logged_tokens(place, settings, longest)

@@ -83,7 +83,7 @@ class PassContext:
             yield self.collective("reduce_scatter", count, sent, world)
             yield self.collective("all_gather", count, sent, world)
             return
-        # Engines' all-reduces were measured as they choose them: their own kernel where GPUs reach one another's memory,
+        # Engines' all-reduces were measured as they choose them: their own kernel where GPUs reach each other's memory,
         # over PCIe that of a pair alone (vllm/distributed/device_communicators/custom_all_reduce.py), and NCCL's.
         own = self.layout.near(self.gpu, world) and self.stack.kernels != "torch"
         yield self.collective("all_reduce", count, sent, world, stack=self.stack.kernels if own else "nccl")
