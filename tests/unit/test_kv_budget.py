@@ -12,7 +12,7 @@ from deployments import deployed
 
 from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.errors import KernelcastError
-from kernelcast.inference.memory import cache_bytes, memory, weight_bytes
+from kernelcast.inference.memory import cache_bytes, encoder_bytes, memory, weight_bytes
 from kernelcast.serving.service import engine_settings, logged_tokens
 from kernelcast.stacks import stack
 
@@ -113,6 +113,17 @@ def test_logs_of_many_cards_say_where_they_are_from() -> None:
         assert set(log) <= {"model", "gpu", "tp", "stack"} | FIGURES | FLAGS and log["source"]
         assert log["within"] <= (0.03 if log["gpu"] == "h200_sxm" else 0.08)
     assert len({log["gpu"] for log in LOGS}) >= 12
+
+
+def test_an_image_encoder_is_tried_with_the_largest_image() -> None:
+    """Qwen3.5-9B: 16,384 tokens of 2 x 2 patches, each of 3 x 2 x 16 x 16 pixels and 1152 numbers; at the widest
+    moment 15 of these: input, norm, three projections, and queries and keys beside each other, in fp32, and rotated.
+    A GPU of two has half of the heads. Outputs of 4096 numbers are kept."""
+    one, two = (encoder_bytes(deployed("qwen3.5-9b", tp=tp), 8192) for tp in (1, 2))
+    assert one == (16384 * 4 * (1536 + 15 * 1152) * 2, 16384 * 4096 * 2)
+    assert two == (16384 * 4 * (1536 + (2 + 13 / 2) * 1152) * 2, 16384 * 4096 * 2)
+    assert encoder_bytes(deployed("qwen3.5-9b"), 32768)[0] == 2 * one[0]  # a step of more tokens has more images
+    assert encoder_bytes(deployed("llama-3.1-8b"), 8192) == (0.0, 0.0)
 
 
 def test_windows_keep_a_whole_step_of_each_request_that_is_logged_and_their_window_of_those_that_decode() -> None:
