@@ -125,6 +125,7 @@ LINK_KINDS = {
     *(f"nvlink{generation}" for generation in range(1, 6)),
     *(f"xgmi{generation}" for generation in range(2, 5)),
     *(f"pcie{generation}" for generation in range(3, 6)),
+    *(f"pcie{generation}_shared" for generation in range(4, 6)),
 }
 RATE_DTYPES = {"fp16", "bf16", "tf32", "fp8", "int8", "int4", "nvfp4", "mxfp4", "fp32", "fp64"}
 
@@ -249,6 +250,8 @@ def test_links(gpu_id: str) -> None:
     found = loaded(gpu_id)
     assert found.link_kind in LINK_KINDS
     assert (found.link_bytes_per_s == 0) == found.link_kind.startswith("pcie")
+    if "GeForce" in found.name and not found.link_bytes_per_s:  # no peer access: by way of the host's memory
+        assert found.link_kind.endswith("_shared")
 
 
 @pytest.mark.parametrize("gpu_id", IDS)

@@ -21,6 +21,7 @@ from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Speculation, Workload
+from kernelcast.ops.flash import ragged_wait_s
 from kernelcast.results import Interval
 from kernelcast.schedule import KernelTime, joined
 from kernelcast.serving.load import Load
@@ -287,6 +288,43 @@ def test_a_step_of_unequal_prompts_counts_them_by_their_pairs(monkeypatch: pytes
     monkeypatch.setattr(StepTimes, "mixed", watched)
     run(Service(EnginePool(place())), asked([0.0, 0.0, 0.0], [2000, 300, 100], [1, 1, 1]))
     assert seen == [1.0, pytest.approx(1.6)]
+
+
+def test_the_longest_context_of_a_decode_that_nothing_splits_ends_it_alone() -> None:
+    """RTX PRO 6000: 188 SMs, each with the memory for one task of FlashAttention 2. 47 requests of 8 KV heads are two
+    rounds of tasks. One twice as long as the mean takes as long as both rounds, begins in the first round (after a
+    quarter of the time, on average), and is so much late; a tile of 128 keys takes 7500 cycles alone."""
+    card = gpu("rtx_pro_6000_server")
+    alone_s = 2000 / 128 * 7500 / card.clock_boost_hz
+
+    def wait_s(requests: int, longest: int = 2000, packed: bool = True) -> float:
+        return ragged_wait_s(card, requests, 1000, longest, heads=8, head_dim=128, packed=packed)
+
+    assert wait_s(47) == pytest.approx(0.25 * alone_s)
+    assert wait_s(37) == 0.0  # 296 tasks, fewer than 0.8 x 2 x 188: their keys are split
+    assert wait_s(37, packed=False) > 0  # beside a prompt they are not
+    assert wait_s(47, longest=1000) == 0.0
+
+
+@pytest.mark.parametrize(("on", "waits"), [("rtx_pro_6000_server", True), ("h100_sxm", False)])
+def test_unequal_contexts_wait_for_the_longest_where_flashattention_2_decodes(
+    on: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, float]] = []
+    ragged_s = StepTimes.ragged_s
+
+    def noted(self: StepTimes, sequences: int, context_sum: float, longest: float, *, mixed: bool = False) -> float:
+        if sequences:
+            seen.append((longest, ragged_s(self, sequences, context_sum, longest, mixed=mixed)))
+        return ragged_s(self, sequences, context_sum, longest, mixed=mixed)
+
+    monkeypatch.setattr(StepTimes, "ragged_s", noted)
+    service = Service(EnginePool(replace(place(), gpu=gpu(on))))
+    inputs = np.full(64, 100)
+    inputs[20] = 4000
+    simulate(service, asked(np.zeros(64), inputs, np.full(64, 8)), tables=tables())
+    assert max(longest for longest, _ in seen) == 4000 + 7 - 1  # the last step reads all but the last token
+    assert (max(wait_s for _, wait_s in seen) > 0) == waits
 
 
 def test_a_prefix_is_read_once() -> None:

@@ -301,6 +301,13 @@ def test_all_reduce_offers_what_the_fabric_can() -> None:
     assert algorithms("h100_sxm", world=16, fabric="ib_ndr") == {"ring", "tree", "by_node"}
     assert algorithms("l40s", world=4) == {"ring", "tree"}  # PCIe: custom kernels for pairs only
     assert algorithms("l40s", world=2) == {"ring", "tree", "one_shot", "two_shot"}
+    assert algorithms("rtx_4090", world=2) == {"ring", "tree"}  # GeForce: no peer access
+
+
+def test_gpus_without_peer_access_share_the_hosts_memory() -> None:
+    """A ring of four sends 2 x 3/4 of the message from each, and all four cross the same link."""
+    found = plan("all_reduce", "ring", bytes=2**20, world=4, fabric="pcie4_shared")
+    assert found["link_bytes"] == 4 * 2 * 3 / 4 * 2**20
 
 
 def test_nodes_share_a_message_out_to_their_ports() -> None:

@@ -183,7 +183,9 @@ def _linked(draft: GpuDraft, properties: GpuProperties, by_driver: str) -> GpuDr
     board, major = properties.board, int(properties.capability.partition(".")[0])
     generation = min(max(board.pcie_generation or 4, min(_PCIE_LANE)), max(_PCIE_LANE))
     lanes = board.pcie_lanes or 16
-    link, each = _NVLINK.get(major, ("nvlink5", 50e9)) if board.nvlinks else (f"pcie{min(generation, 5)}", 0.0)
+    # GeForce cards have no peer access: by way of the host's memory, which all share
+    pcie = f"pcie{max(4, min(generation, 5))}_shared" if "GeForce" in properties.name else f"pcie{min(generation, 5)}"
+    link, each = _NVLINK.get(major, ("nvlink5", 50e9)) if board.nvlinks else (pcie, 0.0)
     draft = replace(draft, texts={**draft.texts, "link_kind": link if link in fabrics() else "pcie5"})
     links = f"{by_driver}: {board.nvlinks} NVLinks are up; PCIe {generation} x{lanes}; not timed (collect --link does)"
     return draft.put(

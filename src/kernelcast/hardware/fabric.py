@@ -18,7 +18,7 @@ class Fabric:
     """A link as one GPU sees it: bytes per second in one direction, and the latency of one dependent message.
 
     ``like``: of a file, the catalogued fabric that it resembles, which says how far GPUs reach into one another's
-    memory.
+    memory. ``shared``: all GPUs of a group have the rate together, and reach none of the others' memory.
     """
 
     kind: str
@@ -26,6 +26,7 @@ class Fabric:
     latency_s: float
     source: str
     like: str = ""
+    shared: bool = False
 
     def __post_init__(self) -> None:
         numbers = (self.bytes_per_s, self.latency_s)
@@ -44,7 +45,8 @@ def fabric(name: str, gpu: Gpu | None = None) -> Fabric:
     catalogued = _named(name)
     if gpu is None or name != gpu.link_kind or catalogued.like:
         return catalogued
-    rate = gpu.link_bytes_per_s or (gpu.pcie_bytes_per_s if name.startswith("pcie") else catalogued.bytes_per_s)
+    own = name.startswith("pcie") and not catalogued.shared
+    rate = gpu.link_bytes_per_s or (gpu.pcie_bytes_per_s if own else catalogued.bytes_per_s)
     return replace(catalogued, bytes_per_s=rate)
 
 
@@ -69,7 +71,7 @@ def _named(name: str) -> Fabric:
 def load_fabric(path: str, modified_ns: int) -> Fabric:
     """A file of one fabric: its numbers, their source, and the catalogued one that it is like."""
     raw = read_toml(Path(path), "fabric file")
-    wanted = {field.name for field in fields(Fabric)} - {"kind"}
+    wanted = {field.name for field in fields(Fabric)} - {"kind", "shared"}
     if set(raw) != wanted:
         lists = (", ".join(sorted(names)) or "nothing" for names in (wanted - set(raw), set(raw) - wanted))
         raise KernelcastError("{}: missing {}; unknown {}".format(path, *lists))

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast.end_to_end import Setting
-from kernelcast.hardware import Gpu, fabric
+from kernelcast.hardware import Gpu, fabric, fabric_type
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.layers import (
     BlockSparseAttention,
@@ -135,6 +135,11 @@ class Deployment:
             _check(layer, self)
         if self.layout.pp > self.model.layer_count:
             raise KernelcastError(f"pp {self.layout.pp} is more than the {self.model.layer_count} layers")
+
+    @property
+    def linked(self) -> bool:
+        """Whether more than PCIe links the GPUs of a node."""
+        return not fabric_type(self.layout.link or self.gpu.link_kind).startswith("pcie")
 
     def setting(self, workload: str) -> Setting:
         """What decides, beside the kernels, whether such a run was measured end to end."""

@@ -83,10 +83,10 @@ class PassContext:
             yield self.collective("reduce_scatter", count, sent, world)
             yield self.collective("all_gather", count, sent, world)
             return
-        link = fabric_type(self.layout.link or self.gpu.link_kind)
-        near = self.layout.near(self.gpu, world) and not link.startswith("pcie")
-        custom = near and self.stack.kernels != "torch"  # engines have a custom all-reduce over NVLink
-        yield self.collective("all_reduce", count, sent, world, stack=self.stack.kernels if custom else "nccl")
+        # Engines' all-reduces were measured as they choose them: their own kernel where GPUs reach each other's memory,
+        # over PCIe that of a pair alone (vllm/distributed/device_communicators/custom_all_reduce.py), and NCCL's.
+        own = self.layout.near(self.gpu, world) and self.stack.kernels != "torch"
+        yield self.collective("all_reduce", count, sent, world, stack=self.stack.kernels if own else "nccl")
 
     def gemm(self, part: str, count: float, m: Any, n: int, k: int, dtype: str | None = None, *,
              after: str = "compiled") -> Launch:  # fmt: skip

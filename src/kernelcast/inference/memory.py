@@ -19,6 +19,9 @@ from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
 
 _LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: input, residual, norm, output
+# Beside input and norm where an image encoder rotates in fp32 (vllm/model_executor/layers/rotary_embedding/common.py,
+# enable_fp32_compute): queries, keys, values; queries and keys side by side, in fp32, and rotated in fp32.
+_ROTATED_WIDTHS = 3.0 + 2.0 + 2 * 4.0
 _STEPS = 65  # batch sizes that are tried at once in the search for the largest
 
 
@@ -36,7 +39,7 @@ def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: An
         "weights": weight_bytes(deployment),
         "cache": cache,
         "activation": _activation_bytes(deployment, step_tokens, logit_rows),
-        "stack": stack.held_bytes(deployment.layout.tp),
+        "stack": stack.held_bytes(deployment.layout.tp, linked=deployment.linked),
     }
     return Memory(parts, float(gpu.dram_bytes), stack.used_share * gpu.allocatable_bytes)
 
@@ -140,6 +143,21 @@ def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> A
     between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * number_bytes
     logits = logit_rows * model.vocab * deployment.stack.logit_bytes
     return np.maximum(between, logits) + tokens * workspace * number_bytes
+
+
+def encoder_bytes(deployment: Deployment, step_tokens: int) -> tuple[float, float]:
+    """What engines find an image encoder to need before they size the KV cache: its widest moment over as many image
+    tokens as a step has, or the largest image (vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget), and
+    the outputs, which are kept beside the text model's own largest step."""
+    vision = deployment.model.vision
+    if vision is None:
+        return 0.0, 0.0
+    tokens, number_bytes = max(step_tokens, vision.most_tokens), deployment.precision.between_bytes
+    tp, ups = deployment.layout.tp, 2 if vision.gated else 1
+    width = _LIVE_WIDTHS * vision.hidden + (ups + 1) * vision.inter / tp
+    if vision.image is None:  # images of any size: positions are rotations
+        width = max(width, (2.0 + _ROTATED_WIDTHS / tp) * vision.hidden)
+    return tokens * vision.merge**2 * (vision.pixels + width) * number_bytes, tokens * vision.out_hidden * number_bytes
 
 
 def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> DoesNotFit:

@@ -14,6 +14,8 @@ from kernelcast.models.fields import Fields
 from kernelcast.models.layers import NormOp, norm_weights
 
 _CHANNELS = 3
+# preprocessor_config.json: max_pixels of Qwen2.5-VL is 16384 x 28 x 28, longest_edge of Qwen3-VL 16384 x 32 x 32
+_QWEN_TOKENS = 16384
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class VisionEncoder:
     image: int | None = None  # pixels of a side, where it is fixed
     full_layers: int | None = None  # layers whose attention is over all patches; None: all
     window: int | None = None  # pixels of a side that the others see
+    pixels: int = 0  # numbers of a patch over its frames
+    most_tokens: int = 0  # tokens of the largest image that the model's processor passes on; 0: not known
 
     @property
     def head_dim(self) -> int:
@@ -97,7 +101,8 @@ def _qwen2_5_vl(v: Fields, text_hidden: int) -> VisionEncoder:
     merge, out = v.count("spatial_merge_size"), v.count("out_hidden_size")
     weights = _pixels(v) * base.hidden + _merger(base.hidden, merge, out, base.hidden)
     full_layers = len(v.integers("fullatt_block_indexes"))
-    return _with(base, merge, out, weights, full_layers=full_layers, window=v.count("window_size"))
+    return _with(base, merge, out, weights, full_layers=full_layers, window=v.count("window_size"),
+                 pixels=_pixels(v), most_tokens=_QWEN_TOKENS)  # fmt: skip
 
 
 def _qwen3_vl(v: Fields, text_hidden: int) -> VisionEncoder:
@@ -107,7 +112,8 @@ def _qwen3_vl(v: Fields, text_hidden: int) -> VisionEncoder:
     before = _linear(_pixels(v), base.hidden) + v.count("num_position_embeddings") * base.hidden
     merger = _merger(base.hidden, merge, out, 2 * base.hidden)
     deepstack = _merger(base.hidden, merge, out, 2 * base.hidden * merge**2)
-    return _with(base, merge, out, before, merger, len(v.integers("deepstack_visual_indexes")) * deepstack)
+    deep = len(v.integers("deepstack_visual_indexes")) * deepstack
+    return _with(base, merge, out, before, merger, deep, pixels=_pixels(v), most_tokens=_QWEN_TOKENS)
 
 
 def _kimi(v: Fields, text_hidden: int) -> VisionEncoder:

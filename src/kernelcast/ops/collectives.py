@@ -61,11 +61,14 @@ class CollectiveMessage:
     """Message size and world of the calls, and how far direct access reaches."""
 
     def __init__(self, calls: Calls, gpu: Gpu) -> None:
-        link = fabric_type(calls.choice("fabric") or gpu.link_kind)
+        name = calls.choice("fabric") or gpu.link_kind
+        link = fabric_type(name)
         self.bytes, self.world = calls["bytes"], calls["world"]
+        self.senders = self.world if fabric(name).shared else 1.0  # whose bytes cross the same link
         self.others = (self.world - 1) / self.world  # share of the message for or from other GPUs
         self.levels = np.ceil(np.log2(self.world))  # of a tree
         reach = next((far for prefix, far in _REACH.items() if link.startswith(prefix)), 1.0)
+        reach = 1.0 if fabrics()[link].shared else reach
         switch_reach = _SWITCH_REACH.get(link, 0.0) if calls.choice("dtype") in _SWITCH_DTYPES else 0.0
         self.direct, self.switch = self.world <= reach, self.world <= switch_reach
         self.between = link.startswith(_NETWORKS)  # nodes
@@ -100,9 +103,13 @@ class _Collective(Kernel):
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        """Evidence is of the GPU's link, unless another type is named. PyTorch's collectives are NCCL's."""
+        """Evidence is of the GPU's link, unless another type is named, or the link is of hosts rather than of GPUs.
+        PyTorch's collectives are NCCL's."""
         named, stack = configuration["fabric"], configuration["stack"]
-        native = named in (None, _GPU_LINK) or fabric_type(str(named)) == fabric_type(gpu.link_kind)
+        link = fabric_type(gpu.link_kind)
+        if named in (None, _GPU_LINK) and fabrics()[link].shared:
+            named = link
+        native = not fabrics()[link].shared and (named in (None, _GPU_LINK) or fabric_type(str(named)) == link)
         library = "nccl" if stack in ("torch", "torch_eager") else stack
         return {**configuration, "fabric": _GPU_LINK if native else named, "stack": library}
 
@@ -136,7 +143,7 @@ class _Collective(Kernel):
             other_warp_instructions=side_instructions(gpu, sm_bytes / tasks),
             # Buffers between GPUs are small and stay in L2.
             activation_bytes=message.bytes * (cls.wholes + cls.parts / message.world),
-            link_bytes=rows("link_bytes"),
+            link_bytes=rows("link_bytes") * message.senders,
             link_steps=steps,
             link=calls.choice("fabric") or "",
             threads=_THREADS,

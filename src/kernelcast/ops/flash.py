@@ -97,6 +97,12 @@ TASK_CYCLES = 4000.0
 # shift, masks, two products), in every warp that multiplies by them.
 CONVERT_INSTRUCTIONS = 2.5
 OFFSET_BYTES = 4.0  # int32: offset of a token in its block
+# num_splits_heuristic (csrc/flash_attn/flash_api.cpp): keys of a decode are not split where its tasks are four fifths
+# of two for every SM. One that runs alone takes so long for 128 keys of 128 numbers: 6500 cycles in L2, as decodes by
+# vLLM in public AIConfigurator campaigns on L40S and RTX PRO 6000 (https://github.com/ai-dynamo/aiconfigurator), and
+# two trips to DRAM of some 500 more.
+_UNSPLIT_TASKS_PER_SM = 1.6
+_TILE_KEYS, _TILE_CYCLES = 128.0, 7500.0
 _MLA_CHUNKS = ((8.0, 32.0), (16.0, 64.0), (32.0, 128.0), (64.0, 192.0))  # shares up to which a chunk is so long
 _MLA_GRAIN = 256.0  # tokens, of longer chunks
 
@@ -144,6 +150,24 @@ def kv_steps(
     offset = np.where(first < tiles, first * tile_q - group * np.where(np.isfinite(slack), slack, 0), 0)
     skipped = floor_sum(tiles - first, wide, tile_q, np.maximum(offset, 0))
     return np.where(causal > 0, visited - skipped, tiles * ceil_div(keys, tile_kv))
+
+
+def ragged_wait_s(
+    gpu: Gpu, requests: float, keys: float, longest: float, heads: float, head_dim: float, *, packed: bool
+) -> float:
+    """How much longer FlashAttention 2 takes for requests of unequal lengths than for as many of ``keys`` each, the
+    mean: the task of the longest begins at any time of the launch, and ends it alone. ``packed``: a launch that only
+    decodes, whose tasks are KV heads; else query heads."""
+    tasks = requests * heads
+    if longest <= keys or (packed and tasks < _UNSPLIT_TASKS_PER_SM * gpu.sm_count):
+        return 0.0
+    tile_bytes = 2 * (64 + 2 * _TILE_KEYS) * head_dim  # queries, keys and values in 16 bits
+    waves = max(1.0, tasks / (gpu.sm_count * max(1.0, gpu.smem_bytes_per_sm // tile_bytes)))
+    takes = longest / keys / waves  # of the launch, while all tasks share the memory
+    begins, over = 1 - 1 / waves, takes - 1  # at the latest
+    late = (max(0.0, begins + over) ** 2 - max(0.0, over) ** 2) / (2 * begins) if begins else max(0.0, over)
+    alone_s = longest / _TILE_KEYS * _TILE_CYCLES * head_dim / 128 / gpu.clock_boost_hz
+    return late / takes * alone_s
 
 
 def visible_pairs(queries: Array, keys: Array, causal: Array, window: Array) -> Array:

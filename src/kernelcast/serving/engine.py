@@ -147,8 +147,10 @@ class Engine:
             if step is None:
                 continue
             decoding, context = (rank.decoding, rank.context_sum) if step.decodes else (0, 0.0)
+            ragged_s = self.times.ragged_s(decoding, context, rank.longest, mixed=bool(step.chunks))
             if not step.chunks:
-                longest = max(longest, self.times.decode(decoding, context, self.variant) + self._host(decoding))
+                decode_s = self.times.decode(decoding, context, self.variant)
+                longest = max(longest, decode_s + ragged_s + self._host(decoding))
                 continue
             tokens = pairs = own = rows = 0
             for request, part in step.chunks:
@@ -157,7 +159,7 @@ class Engine:
                 own += part * part
             mixed_s = self.times.mixed(decoding, context, tokens, pairs / tokens, rows + decoding, self.variant,
                                        tokens * tokens / own)  # fmt: skip
-            longest = max(longest, mixed_s + self._host(decoding, len(step.chunks)))
+            longest = max(longest, mixed_s + ragged_s + self._host(decoding, len(step.chunks)))
         return longest
 
     def _host(self, decoding: int, prefilling: int = 0) -> float:
@@ -169,11 +171,12 @@ class Engine:
         """When each of the next steps ends, all ranks decoding."""
         decoding = max(rank.decoding for rank in self.ranks)
         context = max(rank.context_sum for rank in self.ranks)
-        host_s = self._host(decoding)
+        beside_s = self._host(decoding)
+        beside_s += self.times.ragged_s(decoding, context, max(rank.longest for rank in self.ranks))
         if most == 1:
-            return [self.times.decode(decoding, context, self.variant) + host_s]
+            return [self.times.decode(decoding, context, self.variant) + beside_s]
         count, tokens_per_step = min(most, _MOST_STEPS), self.ranks[0].tokens_per_step
-        return np.cumsum(self.times.decodes(decoding, context, tokens_per_step, count, self.variant) + host_s)
+        return np.cumsum(self.times.decodes(decoding, context, tokens_per_step, count, self.variant) + beside_s)
 
 
 def ranks_held(ranks: list[Scheduler]) -> bool:

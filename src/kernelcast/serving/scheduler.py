@@ -86,6 +86,7 @@ class Scheduler:
         self.steps = 0  # decode steps so far
         self.blocked = ""  # the limit that the first waiting request waits for
         self._ends: list[tuple[int, int, Request]] = []  # by step
+        self._contexts: list[tuple[int, int]] = []  # contexts of decoding requests less the steps so far, longest first
         self._filling = [0] * settings.block_size  # sequences that need a new block at steps of this remainder
         self._to_write = 0  # sum of the last steps of decoding requests
         self._ratio = _RATIO
@@ -341,6 +342,18 @@ class Scheduler:
         self.context_sum += request.context
         self._to_write += request.finish
         heapq.heappush(self._ends, (request.finish, request.at, request))
+        heapq.heappush(self._contexts, (-request.base, request.at))
+
+    @property
+    def longest(self) -> int:
+        """The longest context of a decoding request."""
+        while self._contexts:
+            base, at = self._contexts[0]
+            request = self.running.get(at)
+            if request is not None and not request.remaining and request.base == -base:
+                return self.steps - base
+            heapq.heappop(self._contexts)
+        return 0
 
     def _store(self, request: Request, pieces: Pieces, computed: int) -> None:
         """Insert the shareable part of its prompt into the prefix tree."""

@@ -17,7 +17,7 @@ from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_
 from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import scheduler_defaults
 from kernelcast.inference.forward import Deployment
-from kernelcast.inference.memory import cache_bytes, memory, weight_bytes
+from kernelcast.inference.memory import cache_bytes, encoder_bytes, memory, weight_bytes
 from kernelcast.inference.workload import Speculation
 from kernelcast.results import support_of
 from kernelcast.schedule import EvidenceSummary
@@ -105,9 +105,11 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
     model has its weights there, and its own KV cache of every token. ``step_tokens``: see ``cache_bytes``."""
     tokens, models = max(settings.max_num_batched_tokens, 1), [deployment, *([draft] if draft else [])]
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
+    encoder, outputs = encoder_bytes(deployment, tokens)
+    activation = max(held["activation"] + outputs, encoder)
     weights = sum(weight_bytes(each) for each in models)
     stack, gpu = deployment.stack, deployment.gpu
-    room = stack.cache_room_bytes(gpu.allocatable_bytes, held["stack"], weights, held["activation"])
+    room = stack.cache_room_bytes(gpu.allocatable_bytes, held["stack"], weights, activation)
     # Of a rank: ``cache_bytes`` is the mean over ranks.
     each = sum(cache_bytes(model, context, step_tokens) for model in models) * deployment.layout.dp / context
     if room <= 0:
@@ -115,7 +117,7 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
         raise DoesNotFit(
             f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
             f"cache: weights take {weights / gib:.1f} GiB, steps of {tokens:,} tokens "
-            f"{held['activation'] / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
+            f"{activation / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
             f"{gpu.allocatable_bytes / gib:.1f} of a GPU, of which it fills a share of {stack.memory_share:g}; give "
             f"more GPUs (`tp`), a smaller format, or a smaller `max_num_batched_tokens`"
         )

@@ -33,6 +33,8 @@ from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.pass_times import HOST_RANGE, PassKernels, kernel_tables, pass_deviation
 from kernelcast.inference.workload import Speculation
 from kernelcast.models.layers import SelfAttention
+from kernelcast.ops.flash import ragged_wait_s
+from kernelcast.ops.kernel_selection import kernel_choice
 from kernelcast.ops.work import Array
 from kernelcast.schedule import EvidenceSummary, KernelTime
 from kernelcast.serving.load import Load
@@ -93,7 +95,18 @@ class StepTimes:
             _up_to(grid, min(most, grid[-1])) for grid, most in zip(
                 _TOGETHER, (limits.tokens, limits.sequences, limits.context), strict=True)
         )  # fmt: skip
+        self._unsplit = unsplit_layers(deployment)
         self._build(verified)
+
+    def ragged_s(self, sequences: int, context_sum: float, longest: float, *, mixed: bool = False) -> float:
+        """What a step that decodes sequences of unequal contexts takes beyond one of as many equal ones."""
+        if not sequences or longest * sequences <= context_sum:
+            return 0.0
+        return sum(
+            count * ragged_wait_s(self.deployment.gpu, sequences, context_sum / sequences, longest,
+                                  q_heads if mixed else kv_heads, head_dim, packed=not mixed)
+            for count, q_heads, kv_heads, head_dim in self._unsplit
+        )  # fmt: skip
 
     def _build(self, verified: int) -> None:
         """Predict all tables at once; ``verified``: tokens of a sequence in a decode step."""
@@ -323,6 +336,22 @@ class StepTimes:
     def rests_on(self) -> EvidenceSummary:
         """The evidence behind a typical decode step."""
         return decode_evidence(self.deployment, self._times, self.limits.context)
+
+
+def unsplit_layers(deployment: Deployment) -> list[tuple[int, int, int, int]]:
+    """Layers whose decode is FlashAttention 2's, which does not split long contexts of large batches: how many, query
+    and KV heads of a GPU, head dimension."""
+    gpu, formats, tp = deployment.gpu, deployment.precision, deployment.layout.tp
+    choice = kernel_choice(
+        deployment.stack.kernels, gpu, "attention", formats.between, formats.cache, exact_stack=True, phase="decode"
+    )
+    if choice is None or choice.backend != "fa2":
+        return []
+    return [
+        (run.count, max(1, mixer.q_heads // tp), max(1, mixer.kv_heads // tp), mixer.head_dim)
+        for run in deployment.model.distinct_layers
+        if isinstance(mixer := run.layer.attention, SelfAttention) and not mixer.window
+    ]
 
 
 def decode_evidence(deployment: Deployment, times: Times, context: int) -> EvidenceSummary:

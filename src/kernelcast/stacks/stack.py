@@ -57,6 +57,7 @@ class Stack(Library):
     gap_s: float  # between two kernels of a graph, beyond what a kernel's time includes
     reserved_bytes: float  # CUDA context, libraries, graphs
     reserved_parallel_bytes: float = 0.0  # more where GPUs share layers: NCCL, and buffers of all-reduces
+    reserved_linked_bytes: float = 0.0  # and more over NVLink: workspaces of fused all-reduces
     logit_bytes: float = (
         6.0  # of a logit while tokens are sampled: as the head writes it, in fp32, copies of the sampler
     )
@@ -187,9 +188,10 @@ class Stack(Library):
         changed: dict[str, Any] = {self._share: share}
         return replace(self, **changed)
 
-    def held_bytes(self, tp: int) -> float:
-        """What the engine itself takes of each of ``tp`` GPUs."""
-        return self.reserved_bytes + (self.reserved_parallel_bytes if tp > 1 else 0.0)
+    def held_bytes(self, tp: int, *, linked: bool) -> float:
+        """What the engine itself takes of each of ``tp`` GPUs; ``linked``: not by PCIe alone."""
+        shared = self.reserved_parallel_bytes + (self.reserved_linked_bytes if linked else 0.0)
+        return self.reserved_bytes + (shared if tp > 1 else 0.0)
 
     def cache_room_bytes(
         self, memory_bytes: float, held_bytes: float, weight_bytes: float, activation_bytes: float
