@@ -27,7 +27,7 @@ from kernelcast.stacks import Stack
 
 # How far servers lie from their forecast: seconds, or, of factors, in their logarithm
 SCALES = {"request_s": 0.02, "front_s": 2e-3, "token_s": 2e-6, "step_s": 1e-3, "sequence_s": 2e-5,
-          "prompt_factor": 0.05, "decode_factor": 0.05}  # fmt: skip
+          "launch_factor": 0.3, "prompt_factor": 0.05, "decode_factor": 0.05}  # fmt: skip
 _NOISE = {"mean": 1.0, "p50": 1.6, "p90": 2.9, "p99": 14.0}  # variance over that of a mean, for normal errors
 _FITTED = tuple((ending, name) for name in ("ttft", "tpot", "e2el") for ending in _NOISE)
 _EXACT = 0.01  # no latency is known better, as a share

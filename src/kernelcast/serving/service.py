@@ -132,11 +132,12 @@ def logged_tokens(deployment: Deployment, settings: EngineSettings, longest: int
     return settings.block_size * kv_blocks(deployment, settings, longest, step_tokens=settings.max_num_batched_tokens)
 
 
-OVERHEADS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
+OVERHEADS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "launch_factor", "prompt_factor",
+             "decode_factor")  # fmt: skip
 # Host times that an engine overlaps with the GPU: in files, as a step that was scheduled synchronously has none
 _OVERLAPPED = ("overlapped_step_s", "overlapped_sequence_s")
 HOST_FACTOR = "host_factor"  # measured over usual times of the host, its launches too; the other terms have it in them
-HOST_OVERHEADS = (*OVERHEADS[:5], *_OVERLAPPED, HOST_FACTOR)
+HOST_OVERHEADS = (*OVERHEADS[:6], *_OVERLAPPED, HOST_FACTOR)
 SPREAD = "spread"  # relative error of its latencies after the fit
 _TERMS = (*OVERHEADS, *_OVERLAPPED, SPREAD, HOST_FACTOR)
 _FILE_TYPE = "kernelcast server"

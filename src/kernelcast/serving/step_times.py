@@ -313,15 +313,19 @@ class StepTimes:
             time = max(0.0, time - pass_deviation(time, math.sqrt(below), 0))
         elif variant == "high":
             time += pass_deviation(time, math.sqrt(above), 1)
-        of_machine = 1.0 if spread else LAUNCHING[variant]
-        launched = (self.launched[0], *(of_machine * seconds for seconds in self.launched[1:]))
+        launched = self._launched(1.0 if spread else LAUNCHING[variant])
         return time + float(stack.waits_s(time, launched, sequences, graph=graph, decodes=decodes))
 
     def host_s(self, sequences: float, *, graph: bool, decodes: bool) -> float:
         """What the host does in a step: beside the GPU, and before it."""
         stack = self.deployment.stack
         before_s = (stack.step_s if decodes else stack.prefill_s) + stack.sequence_s * sequences
-        return before_s + float(stack.busy_s(self.launched, sequences, graph=graph, decodes=decodes))
+        return before_s + float(stack.busy_s(self._launched(), sequences, graph=graph, decodes=decodes))
+
+    def _launched(self, of_machine: float = 1.0) -> tuple[float, ...]:
+        """Kernels, and the host's seconds to launch them on a machine ``of_machine`` times as slow as forecast."""
+        factor = of_machine * self.deployment.stack.launch_factor
+        return self.launched[0], *(factor * seconds for seconds in self.launched[1:])
 
     @property
     def predictor(self) -> str:

@@ -80,6 +80,7 @@ class Stack(Library):
     front_rounds: bool = False
     prompt_factor: float = 1.0  # measured over forecast time of a prefill, where a server was measured
     decode_factor: float = 1.0  # the same of a decode step
+    launch_factor: float = 1.0  # of the host's launches where no graph runs
     spread: float = 0.0  # relative error of steps of a measured server, either way; 0: the forecast's interval
     compiled_qk_norm: bool = False  # norms of queries and keys are compiled into elementwise kernels, with the rotation
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each

@@ -30,6 +30,7 @@ _TERMS = {
     "sequence_s": "host, for each sequence of a step",
     "prompt_factor": "prefill, over its forecast",
     "decode_factor": "decode, over its forecast",
+    "launch_factor": "launches without a graph, over theirs",
 }
 _MEASURED, _BEFORE, _AFTER = "#1a202c", "#c05621", "#2b6cb0"
 
