@@ -1,4 +1,8 @@
-"""One engine: its ranks step in lockstep, each step as long as that of the busiest rank."""
+"""One engine: its ranks step in lockstep, each step as long as that of the busiest rank.
+
+An engine that schedules asynchronously launches a step while the GPU runs the one before, and hands on the tokens of
+that one when both are done: a step whose launches take long (no CUDA graph) holds back the tokens before it.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +32,18 @@ class _RunningSteps:
 
 class Engine:
     """``next_s``: when the running steps end, infinity where it is idle. ``log`` is called after equal steps with
-    (start, end, steps, decoding sequences, prompt tokens, the engine)."""
+    (start, end, steps, decoding sequences, prompt tokens, the engine); ``held_back``, where the tokens of the last of
+    them come later than it ends, with (when it began, how much later)."""
 
     def __init__(self, ranks: list[Scheduler], times: StepTimes, variant: str,
-                 log: Callable[[float, float, int, int, int, Engine], None]) -> None:  # fmt: skip
-        self.ranks, self.times, self.variant, self._log = ranks, times, variant, log
+                 log: Callable[[float, float, int, int, int, Engine], None],
+                 held_back: Callable[[float, float], None]) -> None:  # fmt: skip
+        self.ranks, self.times, self.variant, self._log, self._held_back = ranks, times, variant, log, held_back
         self.next_s = math.inf
         self._under: _RunningSteps | None = None
+        self._host_free_s = 0.0  # when the next step can be scheduled
+        self._launched_s = 0.0  # when the running step is launched
+        self._known_s = 0.0  # when the tokens of the step before are known
         # An asynchronous scheduler has the next step ready when one begins: a request that arrives during a step is
         # considered when that step ends, and runs in the step after the next.
         self._ahead = ranks[0].settings.async_scheduling
@@ -57,6 +66,7 @@ class Engine:
         under = self._under
         if under is None:
             self._assign(request)
+            self._host_free_s = self._known_s = now_s
             self._begin(now_s)
             return
         full = self._full
@@ -85,23 +95,33 @@ class Engine:
         """Finish the running steps and begin the next; returns the requests that finished."""
         under = self._under
         assert under is not None
-        now_s, done = self.next_s, []
+        now_s, done = self.next_s, list[Request]()
         decoding = sum(rank.decoding for rank, step in zip(self.ranks, under.steps, strict=True)
                        if step and step.decodes)  # fmt: skip
         prompts = sum(step.prompt_tokens for step in under.steps if step and step.chunks)
-        self._log(under.start_s, now_s, under.count, decoding, prompts, self)
+        self._log(self._known_s, now_s, under.count, decoding, prompts, self)
         for rank, step in zip(self.ranks, under.steps, strict=True):
             if step:
                 done += rank.advance(step, under.count, now_s)
         self._under = None
         self._count += under.count
         self._waited = self._waited + under.count if ranks_held(self.ranks) else 0
-        begun_s = now_s
+        last_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
+        self._host_free_s = now_s
         if self._ahead:
-            begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
-        while self._arrived and self._arrived[0][0] <= begun_s and not self._count % self._every:
+            self._host_free_s = last_s if under.count > 1 else max(last_s, self._launched_s)
+        while self._arrived and self._arrived[0][0] <= self._host_free_s and not self._count % self._every:
             self._assign(self._arrived.popleft()[1])
         self._begin(now_s)
+        self._known_s = now_s
+        if self._ahead and self._under and self._launched_s > now_s:
+            self._known_s = self._launched_s
+            self._held_back(last_s, self._known_s - now_s)
+            first = [request for step in under.steps if step for request, _ in step.chunks if request.first_s == now_s]
+            for request in first:
+                request.first_s = self._known_s
+            for request in done:
+                request.last_s = self._known_s
         return done
 
     def _begin(self, now_s: float) -> None:
@@ -118,7 +138,8 @@ class Engine:
             for step in steps:
                 if step:
                     step.most = 1
-            ends: list[float] | Array = [self._mixed_s(steps)]
+            step_s, launch_s = self._mixed_s(steps, now_s - self._host_free_s)
+            ends: list[float] | Array = [step_s]
         else:
             most = min(step.most for step in steps if step)
             if self._arrived and not self._full:
@@ -126,6 +147,8 @@ class Engine:
             if ranks_held(self.ranks):
                 most = min(most, self.ranks[0].settings.dp_wait - self._waited)
             ends = self._decodes_s(most)
+            launch_s = self.times.launch_s(max(rank.decoding for rank in self.ranks), 0, 0, self.variant)
+        self._launched_s = self._host_free_s + launch_s
         self._under = _RunningSteps(now_s, ends, len(ends), steps)
         self.next_s = now_s + float(ends[-1])
 
@@ -140,9 +163,10 @@ class Engine:
         for rank in self.ranks:
             rank.held = hold
 
-    def _mixed_s(self, steps: list[SchedulerStep | None]) -> float:
-        """The step of the busiest rank; all ranks run as many tokens."""
-        longest = 0.0
+    def _mixed_s(self, steps: list[SchedulerStep | None], ahead_s: float) -> tuple[float, float]:
+        """The step of the busiest rank, of which the host launched ``ahead_s`` before it begins, and its launches; all
+        ranks run as many tokens."""
+        longest = launch_s = 0.0
         for rank, step in zip(self.ranks, steps, strict=True):
             if step is None:
                 continue
@@ -157,10 +181,12 @@ class Engine:
                 past = request.context - request.remaining
                 tokens, pairs, rows = tokens + part, pairs + part * past, rows + (request.remaining == part)
                 own += part * part
+            prompts = tokens * tokens / own
             mixed_s = self.times.mixed(decoding, context, tokens, pairs / tokens, rows + decoding, self.variant,
-                                       tokens * tokens / own)  # fmt: skip
+                                       prompts, ahead_s)  # fmt: skip
             longest = max(longest, mixed_s + ragged_s + self._host(decoding, len(step.chunks)))
-        return longest
+            launch_s = max(launch_s, self.times.launch_s(decoding, tokens, prompts, self.variant))
+        return longest, launch_s
 
     def _host(self, decoding: int, prefilling: int = 0) -> float:
         """The time that the GPU waits for the host in a step."""

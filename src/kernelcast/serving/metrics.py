@@ -179,6 +179,19 @@ class StepLog:
     engine: list[int] = field(default_factory=list)
     blocked_s: dict[str, float] = field(default_factory=dict)  # time that requests waited because of a limit
 
+    def hold(self, since_s: float, later_s: float) -> None:
+        """The tokens of the last step, which began at ``since_s``, come later than it ended."""
+        if self.steps[-1] > 1:
+            self.end_s[-1], end_s = since_s, self.end_s[-1]
+            self.steps[-1] -= 1
+            for column in (self.decoding, self.prompt_tokens, self.waiting, self.engine):
+                column.append(column[-1])
+            self.kv_use.append(self.kv_use[-1])
+            self.start_s.append(since_s)
+            self.end_s.append(end_s)
+            self.steps.append(1)
+        self.end_s[-1] += later_s
+
     def gaps(self) -> tuple[Array, Array, Array]:
         """Seconds between tokens of those that decode, of each stretch, how many such gaps there were, and when it
         began. A step that only prefills lengthens one gap of those that decoded before it in its engine."""

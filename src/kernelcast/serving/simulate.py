@@ -78,7 +78,7 @@ class Cluster:
             return Scheduler(per_stage, mixed_steps, bool(self.load.shared), drafted, tokens_per_step)
 
         return [
-            Engine([scheduler() for _ in range(layout.dp)], times, self.variant, self._log_steps)
+            Engine([scheduler() for _ in range(layout.dp)], times, self.variant, self._log_steps, self.step_log.hold)
             for _ in range(pool.replicas * stages)
         ]
 
@@ -189,14 +189,13 @@ class Cluster:
         return best if near and _cached(best, request) >= _MATCH * request.inputs else least
 
     def _step(self, engine: Engine, progress: Callable[[int], None] | None) -> None:
-        now_s = engine.next_s
         ended = engine.run()
         if self.service.prefill and engine in self.prefill_engines:
             for request in ended:
-                self._transfer(request, now_s)
+                self._transfer(request, request.last_s)
             return
         for request in ended:
-            self._ended(request, now_s)
+            self._ended(request, request.last_s)
         if progress and ended:
             progress(self.done)
 

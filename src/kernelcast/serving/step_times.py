@@ -52,9 +52,9 @@ _MIXED = ((1, 4, 16, 64, 128, 256, 512), (128, 512, 2048, 8192, 32768, 131072), 
 # Prompts of one step: tokens of all, how many prompts, the past of each
 _TOGETHER = ((256, 1024, 2048, 4096, 8192, 16384, 32768), (1, 2, 4, 8, 16, 32, 64, 128), (0, 1024, 8192))
 
-# Of other machines over the stack's own, the host's time for the launches of a step that replays no graph: steps with a
-# prompt took 0.9 to 1.3 times as long on those that were measured (validation/vllm_h200), single ones up to 1.75 times.
-LAUNCHING = {"low": 0.8, "likely": 1.0, "high": 1.5}
+# Of other machines over the stack's own, the host's time for the launches of a step that replays no graph: one machine
+# took 0.5 to 1.1 times as long from one minute to the next, single steps up to 1.5 times (validation/vllm_h200).
+LAUNCHING = {"low": 0.7, "likely": 1.0, "high": 1.4}
 
 
 @dataclass(frozen=True)
@@ -272,9 +272,10 @@ class StepTimes:
         return seconds * self.deployment.stack.decode_factor
 
     def mixed(self, sequences: int, context_sum: float, prompt_tokens: int, past: float, rows: int,
-              variant: str = "likely", prompts: float = 1.0) -> float:  # fmt: skip
+              variant: str = "likely", prompts: float = 1.0, ahead_s: float = 0.0) -> float:  # fmt: skip
         """A step that prefills ``prompt_tokens`` after ``past`` ones (their weighted mean) beside ``sequences``
-        that decode; ``rows`` are sampled. ``prompts``: so many equal ones attend to as many tokens."""
+        that decode; ``rows`` are sampled. ``prompts``: so many equal ones attend to as many tokens. ``ahead_s``: of
+        the time that the host needs to launch it, before it begins."""
         tokens = prompt_tokens + sequences * (1 + self.drafted)
         attention = self._prefill_attention(prompt_tokens, past, prompts)
         if sequences:
@@ -288,7 +289,7 @@ class StepTimes:
         head = self._head(rows) if rows else (0.0, 0.0, 0.0)
         graph = bool(self.deployment.stack.replays(tokens, sequences, decodes=False))
         parts = (self._tokens_of(tokens, graph=graph), head, attention)
-        together = self._summed(parts, variant, sequences + prompts, graph, decodes=False)
+        together = self._summed(parts, variant, sequences + prompts, graph, decodes=False, ahead_s=ahead_s)
         if self.draft:
             together += self.draft.mixed(0, 0.0, prompt_tokens, past, 0, variant, prompts)
             together += self.drafted * self.draft.decode(sequences, context_sum, variant) if sequences else 0.0
@@ -299,8 +300,9 @@ class StepTimes:
         return alone + stack.prompt_factor * max(0.0, together - alone / stack.decode_factor)
 
     def _summed(
-        self, parts: Iterable[Sequence[float]], variant: str, sequences: float, graph: bool, *, decodes: bool
-    ) -> float:
+        self, parts: Iterable[Sequence[float]], variant: str, sequences: float, graph: bool, *, decodes: bool,
+        ahead_s: float = 0.0,
+    ) -> float:  # fmt: skip
         """Errors of different networks are independent; whole passes err a little more (``pass_deviation``)."""
         time = below = above = 0.0
         for part in parts:
@@ -313,8 +315,15 @@ class StepTimes:
             time = max(0.0, time - pass_deviation(time, math.sqrt(below), 0))
         elif variant == "high":
             time += pass_deviation(time, math.sqrt(above), 1)
-        launched = self._launched(1.0 if spread else LAUNCHING[variant])
-        return time + float(stack.waits_s(time, launched, sequences, graph=graph, decodes=decodes))
+        launched = self._launched(variant)
+        return time + float(stack.waits_s(time + ahead_s, launched, sequences, graph=graph, decodes=decodes))
+
+    def launch_s(self, decodes: int, prompt_tokens: int, prompts: float, variant: str = "likely") -> float:
+        """What the host does to launch a step, beside the GPU."""
+        tokens, alone = prompt_tokens + decodes * (1 + self.drafted), not prompt_tokens
+        stack = self.deployment.stack
+        graph = bool(stack.replays(tokens, decodes, decodes=alone))
+        return float(stack.busy_s(self._launched(variant), decodes + prompts, graph=graph, decodes=alone))
 
     def host_s(self, sequences: float, *, graph: bool, decodes: bool) -> float:
         """What the host does in a step: beside the GPU, and before it."""
@@ -322,9 +331,10 @@ class StepTimes:
         before_s = (stack.step_s if decodes else stack.prefill_s) + stack.sequence_s * sequences
         return before_s + float(stack.busy_s(self._launched(), sequences, graph=graph, decodes=decodes))
 
-    def _launched(self, of_machine: float = 1.0) -> tuple[float, ...]:
-        """Kernels, and the host's seconds to launch them on a machine ``of_machine`` times as slow as forecast."""
-        factor = of_machine * self.deployment.stack.launch_factor
+    def _launched(self, variant: str = "likely") -> tuple[float, ...]:
+        """Kernels, and the host's seconds to launch them."""
+        stack = self.deployment.stack
+        factor = stack.launch_factor * (1.0 if stack.spread else LAUNCHING[variant])
         return self.launched[0], *(factor * seconds for seconds in self.launched[1:])
 
     @property
