@@ -248,12 +248,14 @@ class Service:
         """Of its kernels, and of a run as a whole."""
         return whole_support(self.setting(load), kernels)
 
-    def interval(self, load: Load, metric: str, values: Sequence[float], measured: bool) -> tuple[float, float]:
+    def interval(self, load: Load, metric: str, values: Sequence[float], measured: bool,
+                 follows: float = 1.0) -> tuple[float, float]:  # fmt: skip
         """Both ends of a metric: ``values``: as forecast, then at both ends of every step. ``measured``: this server
-        was, so that nothing of the whole is in doubt."""
+        was, so that nothing of the whole is in doubt. ``follows``: see ``follows_steps``."""
         quantity = None if measured else metric_quantity(metric)
         spread = end_to_end().spread(self.setting(load), quantity) if quantity else EXACT
-        _, low, high = widened(np.array([values[0], min(values), max(values)]), spread)
+        ends = np.array([values[0], min(values), max(values)])
+        _, low, high = widened(ends, spread, follows if quantity == "throughput" else 1.0)
         return float(low), float(high)
 
     @property
