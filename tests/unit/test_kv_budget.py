@@ -45,6 +45,22 @@ def test_sglangs_share_holds_weights_and_cache_and_activations_are_beside_it(sha
         assert found.kv_tokens == room // TOKEN_BYTES > 0
 
 
+def test_sglang_keeps_recurrent_states_in_a_pool_of_their_own_three_for_each_request() -> None:
+    """Qwen3.5-9B: 24 layers with matrices of 32 heads x 128 x 128 in fp32, and three inputs of a convolution over 2 x
+    16 x 128 + 32 x 128 channels in 16 bits; eight layers with keys and values of 4 heads x 256."""
+    place = deployed("qwen3.5-9b", engine=stack("sglang"))
+    state_bytes = 24 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+    room = 0.88 * (place.gpu.allocatable_bytes - place.stack.reserved_bytes) - weight_bytes(place)
+    found = engine_settings(place)
+    assert found.max_num_seqs == 0.9 / 1.9 * room // state_bytes // 3
+    assert found.kv_tokens == pytest.approx(room / 1.9 / (8 * 2 * 4 * 256 * 2), rel=1e-3)
+    assert not found.async_scheduling
+    # --disable-radix-cache: one state a request, and steps overlap
+    alone = engine_settings(place, {"prefix_caching": False})
+    assert alone.max_num_seqs == 0.9 / 1.9 * room // state_bytes and alone.async_scheduling
+    assert engine_settings(deployed(engine=stack("sglang"))).async_scheduling  # no states
+
+
 def test_tensorrts_share_is_of_what_the_rest_leaves_free() -> None:
     blocks = []
     for share in (0.9, 0.45):

@@ -14,7 +14,8 @@ from kernelcast.errors import DoesNotFit
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.workload import RequestColumns, Workload
-from kernelcast.models.layers import Experts, SelfAttention
+from kernelcast.models.layers import Experts, Parallel, SelfAttention
+from kernelcast.models.recurrent import RecurrentMixer
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
 
@@ -119,6 +120,18 @@ def cache_bytes(deployment: Deployment, context_tokens: Any, step_tokens: int = 
                 mixer = replace(mixer, window=mixer.window + step_tokens)
             kept = kept + run.count * mixer.cache_bytes(context_tokens, value_bytes, layout.tp)
     return kept / (layout.pp * layout.dp)
+
+
+def state_bytes(deployment: Deployment) -> float:
+    """States of the recurrent layers of one sequence on one GPU, whatever its length."""
+    layout, value_bytes = deployment.layout, deployment.precision.cache_bytes
+    mixers = [(run.count, run.layer.attention) for run in deployment.model.distinct_layers]
+    kept = sum(
+        count * mixer.cache_bytes(0, value_bytes, layout.tp)
+        for count, mixer in mixers
+        if isinstance(mixer, RecurrentMixer | Parallel)
+    )
+    return float(kept) / (layout.pp * layout.dp)
 
 
 def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> Any:

@@ -66,6 +66,13 @@ class Stack(Library):
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
     static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
+    # Where states of recurrent layers have a pool of their own: its share of what the KV cache may take (0: there is
+    # none), and how many of its states are kept for a running request beside a prefix cache
+    state_share: float = 0.0
+    request_states: int = 1
+    synchronous_step_s: float = (
+        0.0  # host time of a step beyond ``step_s`` where it is scheduled after the one before it
+    )
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     overlapped_step_s: float = 0.0  # host time of a step that runs beside the GPU's work (asynchronous scheduling)
     overlapped_sequence_s: float = 0.0  # the same of each sequence of a step
@@ -145,7 +152,10 @@ class Stack(Library):
         """The stack where a step is scheduled after the one before it: nothing of the host's work is overlapped."""
         exposed: dict[str, Any] = {name: getattr(self, name) + getattr(self, f"overlapped_{name}")
                                    for name in ("step_s", "sequence_s")}  # fmt: skip
-        return replace(self, **exposed, overlapped_step_s=0.0, overlapped_sequence_s=0.0)
+        exposed |= {
+            name: exposed.get(name, self.prefill_s) + self.synchronous_step_s for name in ("step_s", "prefill_s")
+        }
+        return replace(self, **exposed, overlapped_step_s=0.0, overlapped_sequence_s=0.0, synchronous_step_s=0.0)
 
     def in_pipeline(self, stages: int) -> Stack:
         """The stack where a pass goes through so many stages, each with a host of its own."""
