@@ -173,6 +173,19 @@ def test_experts_in_mxfp4_are_padded_to_whole_tiles() -> None:
     assert four / gib == pytest.approx(17.22, rel=0.01)
 
 
+def test_the_experts_of_an_older_vllm_give_their_workspace_back() -> None:
+    """gpt-oss-120b on an H100, vLLM 0.10.1 without FlashInfer: 65.97 GiB of weights and -2.14 GiB for the cache, of 0.9
+    of the memory (its issue 23278)."""
+    sorting = replace(stack("vllm==0.10"), logit_bytes=38.0)
+    place = deployed("gpt-oss-120b", on="h100_sxm", engine=sorting)
+    held = memory(place, {}, 8192, 1024)
+    left = 0.9 * place.gpu.allocatable_bytes - sum(held.parts.values())
+    assert left / 2**30 == pytest.approx(-2.14, abs=0.15)
+    kept = memory(replace(place, stack=replace(sorting, experts_workspace=True)), {}, 8192, 1024)
+    workspace = 8192 * 4 * (2 * 2880 + 2880 + 2880) * 2  # up, gate and their product, and the output, of four experts
+    assert kept["activation"] - held["activation"] == workspace
+
+
 def test_the_error_says_what_leaves_no_memory() -> None:
     place = deployed("llama-3.1-70b", engine=stack("trtllm"))
     with pytest.raises(KernelcastError, match=r"leaves no memory.* fills a share of 0\.9; give more GPUs"):

@@ -431,7 +431,9 @@ def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     there, back, backend = dispatch_combine(ctx, block, count)
     beside = "all" if ctx.deployment.overlap else ""
     yield from (replace(launch, overlaps=beside) for launch in there)
-    dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, ctx.routed, ctx.stack.moe_backend or backend)
+    of_release = dict(ctx.stack.mxfp4_experts).get(ctx.gpu.instruction_path) if ctx.routed == "mxfp4" else None
+    chosen = ctx.stack.moe_backend or backend or of_release
+    dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, ctx.routed, chosen)
     yield ctx.launch("experts", "moe", count, tokens=ctx.tokens * layout.dp, hidden=width, inter=block.inter,
                    topk=block.topk, tp=layout.expert_tp, ep=layout.ep,
                    **ctx.deployment.routed(block, decodes=ctx.traits.decodes), **ctx.deployment.slots(block.experts),

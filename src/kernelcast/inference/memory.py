@@ -136,7 +136,7 @@ def state_bytes(deployment: Deployment) -> float:
 
 def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> Any:
     """The widest moment of a pass: the inputs and outputs of the largest layer, or the logits; and the workspace of
-    routed experts, which stays allocated."""
+    routed experts, where it stays allocated."""
     model, tp = deployment.model, deployment.layout.tp
     widest = workspace = 0.0
     for run in model.distinct_layers:
@@ -152,7 +152,10 @@ def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> A
     number_bytes = deployment.precision.between_bytes
     between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * number_bytes
     logits = logit_rows * model.vocab * deployment.stack.logit_bytes
-    return np.maximum(between, logits) + tokens * workspace * number_bytes
+    beside = tokens * workspace * number_bytes
+    if deployment.stack.experts_workspace:
+        return np.maximum(between, logits) + beside
+    return np.maximum(between + beside, logits)
 
 
 def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> DoesNotFit:

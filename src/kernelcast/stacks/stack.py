@@ -60,10 +60,12 @@ class Stack(Library):
     logit_bytes: float = (
         6.0  # of a logit while tokens are sampled: as the head writes it, in fp32, copies of the sampler
     )
+    experts_workspace: bool = True  # the workspace of routed experts stays allocated; else it is a part of their layer
     used_share: float  # of the memory, that it fills at most
     # Experts in mxfp4 are padded: a GPU's part of their width, and the hidden size, to multiples, by instruction path
     mxfp4_padding: tuple[tuple[str, tuple[int, int]], ...] = ()
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
+    mxfp4_experts: tuple[tuple[str, str], ...] = ()  # that of experts in mxfp4 by instruction path, where it differs
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
     static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
     # Where states of recurrent layers have a pool of their own: its share of what the KV cache may take (0: there is
