@@ -118,3 +118,21 @@ def test_what_attention_writes_is_quantised_by_a_kernel_of_its_own() -> None:
         if launch.op == "gemm" and launch.part != "head"
     ]
     assert inputs == [(4096, "ready"), (4096, None), (4096, "ready"), (14336, "ready")]  # q, k, v; o; gate, up; down
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu_id", "attention", "experts"),
+    [
+        ("vllm", "h100_sxm", "fa3", "triton"),
+        ("vllm==0.12", "h100_sxm", "fa3", "triton"),
+        ("vllm==0.11", "h100_sxm", "fa3", "marlin"),  # Triton's kernels of mxfp4 were not in its packages
+        ("vllm==0.11", "a100_sxm", "triton", "marlin"),  # FlashAttention 2 takes no sinks
+        ("sglang", "a100_sxm", "triton", "triton"),
+    ],
+)
+def test_gpt_oss_runs_in_the_kernels_of_the_release(engine: str, gpu_id: str, attention: str, experts: str) -> None:
+    launches = forward(deployed("gpt-oss-20b", on=gpu_id, engine=stack(engine)), Batch((1,), (1000,)))
+    backends = {each.op: dict(each.call.parameters).get("backend") for each in launches}
+    assert (backends["attention"], backends["moe"]) == (attention, experts)
+    dense = forward(deployed("llama-3.1-8b", on="a100_sxm", engine=stack("vllm")), Batch((1,), (1000,)))
+    assert {dict(each.call.parameters).get("backend") for each in dense if each.op == "attention"} == {"fa2"}

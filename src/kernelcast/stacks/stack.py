@@ -65,6 +65,8 @@ class Stack(Library):
     # Experts in mxfp4 are padded: a GPU's part of their width, and the hidden size, to multiples, by instruction path
     mxfp4_padding: tuple[tuple[str, tuple[int, int]], ...] = ()
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
+    # By instruction path, the attention backend of layers with sinks (gpt-oss), where the usual one takes none
+    sink_attention: tuple[tuple[str, str], ...] = ()
     mxfp4_experts: tuple[tuple[str, str], ...] = ()  # that of experts in mxfp4 by instruction path, where it differs
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
     static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
