@@ -59,6 +59,8 @@ def test_sglang_keeps_recurrent_states_in_a_pool_of_their_own_three_for_each_req
     alone = engine_settings(place, {"prefix_caching": False})
     assert alone.max_num_seqs == 0.9 / 1.9 * room // state_bytes and alone.async_scheduling
     assert engine_settings(deployed(engine=stack("sglang"))).async_scheduling  # no states
+    assert not engine_settings(deployed(engine=stack("sglang"), pp=2)).async_scheduling  # nor in a pipeline
+    assert engine_settings(deployed(engine=stack("vllm"), pp=2)).async_scheduling
 
 
 def test_tensorrts_share_is_of_what_the_rest_leaves_free() -> None:

@@ -101,7 +101,7 @@ def test_a_throughput_that_no_step_decides_sets_no_spread_and_has_none() -> None
 
 def test_intervals_that_are_too_wide_shrink() -> None:
     drawn = np.random.default_rng(1).normal(0.0, 0.05 / 1.28 / 2, 1000)  # half as wide as the interval of 5%
-    evidence = fit_spreads(case(at, math.exp(x)) for at, x in enumerate(drawn.tolist()))
+    evidence = fit_spreads(case(at, math.exp(x), f"m{at}") for at, x in enumerate(drawn.tolist()))
     for share, added in evidence.spread(SETTING, "ttft"):
         assert share == pytest.approx(0.5, rel=0.15) and added < 0.002
 

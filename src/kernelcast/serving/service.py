@@ -72,8 +72,10 @@ def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None,
     overrides = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu, offline=offline_prompt > 0)
     states = deployment.stack.state_share > 0 and state_bytes(deployment) > 0
-    if states and overrides.get("prefix_caching", usual["prefix_caching"]):
-        usual["async_scheduling"] = False  # states that the prefix cache shares are copied between two steps
+    shared = states and overrides.get("prefix_caching", usual["prefix_caching"])
+    holds = {"states": shared, "pipeline": deployment.layout.pp > 1}
+    if any(holds[name] for name in deployment.stack.synchronous_with):
+        usual["async_scheduling"] = False
     settings = EngineSettings(**{**usual, **overrides})
     if offline_prompt and not settings.chunked_prefill and "max_num_batched_tokens" not in overrides:
         # as trtllm-bench sets max_num_tokens: the longest prompt fits beside all sequences that may decode

@@ -74,9 +74,9 @@ class Stack(Library):
     # none), and how many of its states are kept for a running request beside a prefix cache
     state_share: float = 0.0
     request_states: int = 1
-    synchronous_step_s: float = (
-        0.0  # host time of a step beyond ``step_s`` where it is scheduled after the one before it
-    )
+    # What its steps are not overlapped with: "states" of recurrent layers beside a prefix cache, a "pipeline"
+    synchronous_with: tuple[str, ...] = ()
+    synchronous_step_s: float = 0.0  # host time of a step beyond ``step_s`` where it follows the one before it
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     overlapped_step_s: float = 0.0  # host time of a step that runs beside the GPU's work (asynchronous scheduling)
     overlapped_sequence_s: float = 0.0  # the same of each sequence of a step

@@ -15,7 +15,8 @@ from kernelcast.ops.work import Array
 from kernelcast_lab.evaluate.public import UNKNOWN, ScoredCase, SourceScores
 
 _FEWEST = 10  # results of the development part that a spread is fitted on,
-_FEWEST_OF_STACK = 24  # and that one of a single engine is
+_FEWEST_OF_STACK = 24  # and that one of a single engine is,
+_FEWEST_GROUPS = 10  # of so many models on a GPU: with fewer it says more of these than of the engine
 # Sources whose requests are known by their mean lengths alone: that such a run was measured makes others near, not seen
 _UNKNOWN_RECIPES = ("served",)
 _SIDE = 0.1  # of the results that may lie on each side of an 80% interval
@@ -61,7 +62,8 @@ def fit_spreads(scored: Iterable[ScoredCase]) -> EndToEnd:
     spreads = [
         FittedSpread(*key, *_spread(members, bool(key[2])), len(members))  # type: ignore[arg-type,call-arg]
         for key, members in sorted(groups.items(), key=lambda item: str(item[0]))
-        if len(members) >= (_FEWEST_OF_STACK if key[2] else _FEWEST)
+        if len(members) >= _FEWEST
+        and not (key[2] and (len(members) < _FEWEST_OF_STACK or len(set(map(_group, members))) < _FEWEST_GROUPS))
     ]
     return EndToEnd(inventory.runs, tuple(spreads))
 
@@ -71,18 +73,22 @@ def _measured_setting(case: ScoredCase) -> Setting | None:
     return replace(case, release=UNKNOWN).measured_setting if unknown else case.measured_setting
 
 
+def _group(case: ScoredCase) -> tuple[str, ...]:
+    """What is off alike: an engine with a model on a GPU, of one source."""
+    return case.source, case.gpu, case.model, case.stack.partition("==")[0]
+
+
 def _spread(members: Sequence[ScoredCase], one_engine: bool) -> tuple[float, float, float, float]:
     """The narrowest interval with no more than a tenth of the results outside on either side: first a share of the
     kernels' own deviation, and what is added where all of it does not do.
 
-    What it promises is of a machine that nobody measured, and results of one machine are off alike: a model on a GPU
-    of a source counts once, however many results there are of it, and one such group more is taken to be outside
+    What it promises is of a machine that nobody measured, and results of one machine are off alike: an engine with
+    a model on a GPU counts once, however many results there are of it, and one such group more is taken to be outside
     (conformal prediction of hierarchical data: Lee, Barber & Willett, arXiv 2306.06342)."""
     columns = (np.array([getattr(m, name) for m in members]) for name in ("measured", "predicted", "low", "high"))
     measured, predicted, low, high = map(np.log, columns)
-    group = [(each.source, each.gpu, each.model) for each in members]
-    sizes = Counter(group)
-    weights = np.array([1 / sizes[key] for key in group])
+    sizes = Counter(map(_group, members))
+    weights = np.array([1 / sizes[_group(each)] for each in members])
     count = len(sizes) if len(sizes) > 1 else len(members)  # nothing tells how alike results of a single group are
     level = min(1 - _SIDE / 2, (1 - _SIDE) * (1 + 1 / count))  # of few, an outlier alone does not decide
     fitted: list[float] = []
