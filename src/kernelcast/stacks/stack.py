@@ -96,7 +96,7 @@ class Stack(Library):
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # sizes of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     vendor: str = ""  # of the GPUs that it runs on; "": any
-    # By vendor of the GPU: the most that its kernels reach there, where they were not written or tuned for it
+    # By vendor or instruction path: the most that its kernels reach there, where they were not written or tuned for it
     reaches: tuple[tuple[str, Mapping[str, float]], ...] = ()
     eager_launch_s: float = 0.0  # host time of one op where graphs and compilation are off; 0: ``launch_s``
     scheduler: tuple[
