@@ -16,7 +16,7 @@ from kernelcast_lab.evaluate.public import UNKNOWN, ScoredCase, SourceScores
 
 _FEWEST = 10  # results of the development part that a spread is fitted on,
 _FEWEST_OF_STACK = 24  # and that one of a single engine is,
-_FEWEST_GROUPS = 10  # of so many models on a GPU: with fewer it says more of these than of the engine
+_FEWEST_GROUPS = 18  # of so many models on a GPU, whose level is 0.95 (see ``_spread``): fewer say little of the engine
 # Sources whose requests are known by their mean lengths alone: that such a run was measured makes others near, not seen
 _UNKNOWN_RECIPES = ("served",)
 _SIDE = 0.1  # of the results that may lie on each side of an 80% interval
