@@ -74,8 +74,15 @@ def test_the_most_specific_spread_holds() -> None:
         (1.0, 0.3),
         (1.0, 0.4),
     )  # near: no group of its own
-    assert EVIDENCE.spread(RUN, "tpot") == EXACT
+    assert EVIDENCE.spread(RUN, "tpot") == EXACT == EVIDENCE.spread(RUN, "throughput")
     assert EndToEnd({}, ()).spread(RUN, "ttft") == EXACT
+
+
+def test_a_throughput_of_which_little_was_measured_is_off_as_a_token_is_the_other_way() -> None:
+    tokens = FittedSpread("open loop", "tpot", None, None, None, 1.0, 0.1, 0.5, 0.2, 12)
+    assert EndToEnd({RUN: 5}, (tokens,)).spread(RUN, "throughput") == ((0.5, 0.2), (1.0, 0.1))
+    several = FittedSpread("open loop", "throughput", None, None, None, 1.0, 0.3, 1.0, 0.3, 12)
+    assert EndToEnd({RUN: 5}, (tokens, several)).spread(RUN, "throughput") == ((1.0, 0.3), (1.0, 0.3))
 
 
 def test_a_spread_is_an_independent_error_of_the_logarithm() -> None:
@@ -84,6 +91,9 @@ def test_a_spread_is_an_independent_error_of_the_logarithm() -> None:
     assert wide[:, 0] == pytest.approx([2.0, 2.0 * math.exp(-0.5), 2.0 * math.exp(0.15)])
     assert wide[:, 1].tolist() == [0.0, 0.0, 0.0]
     assert widened(time, EXACT) is time
+    # of a throughput that a tenth of a step's error shows in: 0.04 beside 0.3
+    part = widened(time, ((1.0, 0.4), (1.0, 0.0)), 0.1)
+    assert part[1, 0] == pytest.approx(2.0 * math.exp(-math.hypot(0.3, 0.04)))
 
 
 def test_written_evidence_is_read_again(tmp_path: Path) -> None:

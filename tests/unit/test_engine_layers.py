@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from demand import of, works
-from deployments import deployed
+from deployments import deployed, times
 
 import kernelcast as kc
 from kernelcast.forecast.predictor import sustained_start_s, work_times
 from kernelcast.hardware import gpu
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.forward import forward
+from kernelcast.inference.infer import infer
+from kernelcast.inference.workload import Workload
 from kernelcast.machine import analyse
 from kernelcast.ops.work import Work
 from kernelcast.stacks import stack
@@ -118,3 +121,34 @@ def test_what_attention_writes_is_quantised_by_a_kernel_of_its_own() -> None:
         if launch.op == "gemm" and launch.part != "head"
     ]
     assert inputs == [(4096, "ready"), (4096, None), (4096, "ready"), (14336, "ready")]  # q, k, v; o; gate, up; down
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu_id", "attention", "experts"),
+    [
+        ("vllm", "h100_sxm", "fa3", "triton"),
+        ("vllm==0.12", "h100_sxm", "fa3", "triton"),
+        ("vllm==0.11", "h100_sxm", "fa3", "marlin"),  # Triton's kernels of mxfp4 were not in its packages
+        ("vllm==0.11", "a100_sxm", "triton", "marlin"),  # FlashAttention 2 takes no sinks
+        ("sglang", "a100_sxm", "triton", "triton"),
+    ],
+)
+def test_gpt_oss_runs_in_the_kernels_of_the_release(engine: str, gpu_id: str, attention: str, experts: str) -> None:
+    launches = forward(deployed("gpt-oss-20b", on=gpu_id, engine=stack(engine)), Batch((1,), (1000,)))
+    backends = {each.op: dict(each.call.parameters).get("backend") for each in launches}
+    assert (backends["attention"], backends["moe"]) == (attention, experts)
+    dense = forward(deployed("llama-3.1-8b", on="a100_sxm", engine=stack("vllm")), Batch((1,), (1000,)))
+    assert {dict(each.call.parameters).get("backend") for each in dense if each.op == "attention"} == {"fa2"}
+
+
+def test_marlins_experts_reach_on_hopper_what_the_campaigns_measured_at_most() -> None:
+    """gpt-oss-20b: 24 layers, a step of 8,192 tokens by four experts of 3 x 2880 x 2880 at 232 TFLOP/s."""
+    place = deployed("gpt-oss-20b", on="h100_sxm", engine=stack("vllm==0.11"))
+    least_s = 24 * 8192 * 4 * 2 * 3 * 2880**2 / 2.32e14
+    free = replace(place, stack=replace(place.stack, reaches=()))
+    capped_s, free_s = (
+        times(infer(each, Workload.equal(1, 8192, 2)))[("prefill", "experts")] for each in (place, free)
+    )
+    assert capped_s == pytest.approx(least_s) and free_s < 0.6 * capped_s
+    decodes = [times(infer(each, Workload.equal(8, 64, 2)))[("decode", "experts")] for each in (place, free)]
+    assert decodes[0] == decodes[1]  # bound by memory

@@ -47,6 +47,24 @@ def test_sglangs_share_holds_weights_and_cache_and_activations_are_beside_it(sha
         assert found.kv_tokens == room // TOKEN_BYTES > 0
 
 
+def test_sglang_keeps_recurrent_states_in_a_pool_of_their_own_three_for_each_request() -> None:
+    """Qwen3.5-9B: 24 layers with matrices of 32 heads x 128 x 128 in fp32, and three inputs of a convolution over 2 x
+    16 x 128 + 32 x 128 channels in 16 bits; eight layers with keys and values of 4 heads x 256."""
+    place = deployed("qwen3.5-9b", engine=stack("sglang"))
+    state_bytes = 24 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+    room = 0.88 * (place.gpu.allocatable_bytes - place.stack.reserved_bytes) - weight_bytes(place)
+    found = engine_settings(place)
+    assert found.max_num_seqs == 0.9 / 1.9 * room // state_bytes // 3
+    assert found.kv_tokens == pytest.approx(room / 1.9 / (8 * 2 * 4 * 256 * 2), rel=1e-3)
+    assert not found.async_scheduling
+    # --disable-radix-cache: one state a request, and steps overlap
+    alone = engine_settings(place, {"prefix_caching": False})
+    assert alone.max_num_seqs == 0.9 / 1.9 * room // state_bytes and alone.async_scheduling
+    assert engine_settings(deployed(engine=stack("sglang"))).async_scheduling  # no states
+    assert not engine_settings(deployed(engine=stack("sglang"), pp=2)).async_scheduling  # nor in a pipeline
+    assert engine_settings(deployed(engine=stack("vllm"), pp=2)).async_scheduling
+
+
 def test_tensorrts_share_is_of_what_the_rest_leaves_free() -> None:
     blocks = []
     for share in (0.9, 0.45):
@@ -150,6 +168,19 @@ def test_experts_in_mxfp4_are_padded_to_whole_tiles() -> None:
     assert small / gib == pytest.approx(13.47, rel=0.01)
     four = weight_bytes(deployed("gpt-oss-120b", on="a100_sxm", engine=stack("vllm==0.10"), tp=4))
     assert four / gib == pytest.approx(17.22, rel=0.01)
+
+
+def test_the_experts_of_an_older_vllm_give_their_workspace_back() -> None:
+    """gpt-oss-120b on an H100, vLLM 0.10.1 without FlashInfer: 65.97 GiB of weights and -2.14 GiB for the cache, of 0.9
+    of the memory (its issue 23278)."""
+    sorting = replace(stack("vllm==0.10"), logit_bytes=38.0)
+    place = deployed("gpt-oss-120b", on="h100_sxm", engine=sorting)
+    held = memory(place, {}, 8192, 1024)
+    left = 0.9 * place.gpu.allocatable_bytes - sum(held.parts.values())
+    assert left / 2**30 == pytest.approx(-2.14, abs=0.15)
+    kept = memory(replace(place, stack=replace(sorting, experts_workspace=True)), {}, 8192, 1024)
+    workspace = 8192 * 4 * (2 * 2880 + 2880 + 2880) * 2  # up, gate and their product, and the output, of four experts
+    assert kept["activation"] - held["activation"] == workspace
 
 
 def test_the_error_says_what_leaves_no_memory() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelcast.forecast.end_to_end import EndToEnd, Setting
+from kernelcast.forecast.end_to_end import EXACT, EndToEnd, Setting
 from kernelcast_lab.data.gpustack import served_load, server_parameters
 from kernelcast_lab.data.published import PublishedCase
 from kernelcast_lab.data.shared import NotExpressibleError, known_model
@@ -60,7 +60,7 @@ def case(number: int, measured: float, model: str = "a") -> ScoredCase:
 
 def test_spreads_hold_eight_of_ten_of_the_other_half() -> None:
     drawn = np.random.default_rng(0).normal(0.1, 0.3, 2000)  # on average 10% slower than forecast
-    cases = [case(at, math.exp(x)) for at, x in enumerate(drawn.tolist())]
+    cases = [case(at, math.exp(x), f"m{at}") for at, x in enumerate(drawn.tolist())]
     scores = SourceScores("made", len(cases), tuple(cases), {}, {})
     evidence = fit_spreads(cases)
     (line,) = with_spreads([scores], evidence)[0].lines()
@@ -73,7 +73,7 @@ def test_spreads_hold_eight_of_ten_of_the_other_half() -> None:
 
 
 def test_results_of_one_machine_count_as_few() -> None:
-    """Ten of each of 12 models that are all off alike are worth 12 results: the spread is the largest of them."""
+    """Ten of each of 12 models that are all off alike are 12 results: the spread is the largest of them."""
     off = np.random.default_rng(0).normal(0.0, 0.3, 12)
     cases = [case(10 * at + each, math.exp(x), f"m{at}") for at, x in enumerate(off.tolist()) for each in range(10)]
     (_, low), (_, high) = fit_spreads(cases).spread(SETTING, "ttft")
@@ -81,9 +81,27 @@ def test_results_of_one_machine_count_as_few() -> None:
     assert high == pytest.approx(math.sqrt(off.max() ** 2 - math.log(1.05) ** 2), abs=0.01)
 
 
+def test_a_model_on_a_gpu_counts_once_however_many_results_there_are_of_it() -> None:
+    """Of 40 models one was run 400 times and is never off; of the others a fifth are 40% slower than forecast."""
+    cases = [case(at, 1.0) for at in range(400)]
+    cases += [case(400 + at, 1.4 if at % 5 == 0 else 1.0, f"m{at}") for at in range(100)]
+    _, (_, high) = fit_spreads(cases).spread(SETTING, "ttft")
+    assert high == pytest.approx(math.sqrt(math.log(1.4) ** 2 - math.log(1.05) ** 2), abs=0.01)
+
+
+def test_a_throughput_that_no_step_decides_sets_no_spread_and_has_none() -> None:
+    idle, busy = ([replace(case(at, 1.5, f"m{at}"), quantity="output_throughput", follows=follows)
+                   for at in range(60)] for follows in (0.02, 1.0))  # fmt: skip
+    assert fit_spreads(idle).spread(SETTING, "throughput") == EXACT
+    evidence = fit_spreads(busy)
+    wide, tight = (with_spreads([SourceScores("made", 1, (each[0],), {}, {})], evidence)[0].scored[0]
+                   for each in (busy, idle))  # fmt: skip
+    assert wide.high == pytest.approx(1.5, rel=0.001) and tight.high == pytest.approx(1.05, rel=0.001)
+
+
 def test_intervals_that_are_too_wide_shrink() -> None:
     drawn = np.random.default_rng(1).normal(0.0, 0.05 / 1.28 / 2, 1000)  # half as wide as the interval of 5%
-    evidence = fit_spreads(case(at, math.exp(x)) for at, x in enumerate(drawn.tolist()))
+    evidence = fit_spreads(case(at, math.exp(x), f"m{at}") for at, x in enumerate(drawn.tolist()))
     for share, added in evidence.spread(SETTING, "ttft"):
         assert share == pytest.approx(0.5, rel=0.15) and added < 0.002
 
@@ -127,7 +145,7 @@ PAGE_ROW = {
     "serve_cmd": "vllm serve Qwen/Qwen3.5-9B --performance-mode=throughput", "engine_text": None, "requests": 100,
     "hardware_text": "NVIDIA H100 80GB HBM3", "mean_isl": 342.0, "mean_osl": 281.0, "num_prompts": None,
     "max_concurrency": 31, "output_tok_s": 2100.0, "mean_ttft_ms": 40.0, "mean_tpot_ms": 1.3, "mean_itl_ms": 9.0,
-    "request_rate": None,
+    "request_rate": None, "duration_s": 12.5,
 }  # fmt: skip
 
 
@@ -141,7 +159,8 @@ def test_a_section_of_a_page_has_its_own_command_release_and_rate() -> None:
     assert asked["stack"] == "vllm==0.17" and asked["parameters"]["max_num_batched_tokens"] == 16384
     assert asked["parameters"]["request_rate"] == 8.0 and asked["parameters"]["arrivals"] == "constant"
     # guidellm's time between tokens is what others call TPOT, and nothing where the client did not count them
-    assert asked["measured"] == {"output_throughput": 2100.0, "mean_ttft_ms": 40.0, "mean_tpot_ms": 9.0}
+    # nor are its tokens a second: 100 requests of 281 tokens in 12.5 s are compared
+    assert asked["measured"] == {"output_throughput": 2248.0, "mean_ttft_ms": 40.0, "mean_tpot_ms": 9.0}
     for heading, label, median_ms, reason in (
         ("Rate 1", "- Optimized Backend Parameters:", 0.0, "speculative"),
         ("no such section", "- Backend Parameters:", 9.0, "no command line"),

@@ -214,10 +214,15 @@ class EndToEnd:
         return {each.key: each.spread for each in self.spreads}
 
     def spread(self, setting: Setting, quantity: str = "time") -> Spread:
-        """Beyond the kernels' interval; none where nothing was measured for such a workload."""
+        """Beyond the kernels' interval; none where nothing was measured for such a workload. A throughput of which too
+        little was measured is off as the time per token is, the other way."""
         known = self._by_key
         keys = backoff(setting, quantity, self.level(setting)) if known else ()
-        return next((known[key] for key in keys if key in known), EXACT)
+        found = next((known[key] for key in keys if key in known), None)
+        if found is None and quantity == "throughput":
+            below, above = self.spread(setting, "tpot")
+            return above, below
+        return found or EXACT
 
 
 _DIFFERENCES = {"release": "release", "gpu": "GPU", "model_class": "class of model", "parallel_axes": "parallelism",
@@ -285,14 +290,15 @@ def worse(*levels: str) -> str:
     return LEVELS[max(map(LEVELS.index, levels))]
 
 
-def widened(seconds: Array, spread: Spread) -> Array:
-    """(3, …): a time with its interval, as such runs need it. Times of 0 stay."""
+def widened(seconds: Array, spread: Spread, follows: float = 1.0) -> Array:
+    """(3, …): a time with its interval, as such runs need it. Times of 0 stay. ``follows``: the share of a step's error
+    that shows in it."""
     if spread == EXACT:
         return seconds
     time, low, high = seconds
     with np.errstate(divide="ignore", invalid="ignore"):
         (low_share, low_added), (high_share, high_added) = spread
-        below = np.hypot(low_share * np.log(time / low), low_added)
-        above = np.hypot(high_share * np.log(high / time), high_added)
+        below = np.hypot(low_share * np.log(time / low), follows * low_added)
+        above = np.hypot(high_share * np.log(high / time), follows * high_added)
         ends = np.stack([time, time * np.exp(-below), time * np.exp(above)])
     return np.where(time > 0, ends, seconds)

@@ -173,9 +173,10 @@ def _attention(ctx: PassContext, mixer: SelfAttention, count: int) -> Iterator[L
                              head_dim=dim, rotary_dim=mixer.rotary_dim or None)  # fmt: skip
     if ctx.stack.kernels == "torch" and ctx.traits.has_past:  # an engine's attention layer does it itself
         yield from ctx.elementwise("cache", "kv_write", count, tokens=ctx.tokens, kv_heads=kv_heads, head_dim=dim)
+    of_sinks = dict(ctx.stack.sink_attention).get(ctx.gpu.instruction_path) if mixer.sinks else None
     yield ctx.launch("attention", "attention", count, **ctx.sizes.lengths, q_heads=heads, kv_heads=kv_heads,
-                   head_dim=dim, causal=ctx.model.kind == "decoder", window=mixer.window or 0,
-                   page_size=ctx.page_size, kv_dtype=ctx.precision.cache, backend=ctx.backend("attention"))  # fmt: skip
+                   head_dim=dim, causal=ctx.model.kind == "decoder", window=mixer.window or 0, page_size=ctx.page_size,
+                   kv_dtype=ctx.precision.cache, backend=of_sinks or ctx.backend("attention"))  # fmt: skip
     if gate:
         yield from ctx.elementwise("activation", "mul", count, rows=ctx.tokens, cols=gate)
     yield ctx.gemm("projections", count, ctx.tokens, width, heads * dim, after="activation" if gate else "attention")
@@ -434,7 +435,9 @@ def experts(ctx: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     there, back, backend = dispatch_combine(ctx, block, count)
     beside = "all" if ctx.deployment.overlap else ""
     yield from (replace(launch, overlaps=beside) for launch in there)
-    dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, ctx.routed, ctx.stack.moe_backend or backend)
+    of_release = dict(ctx.stack.mxfp4_experts).get(ctx.gpu.instruction_path) if ctx.routed == "mxfp4" else None
+    chosen = ctx.stack.moe_backend or backend or of_release
+    dtype, kernel = served_experts(ctx.stack.kernels, ctx.gpu, ctx.routed, chosen)
     yield ctx.launch("experts", "moe", count, tokens=ctx.tokens * layout.dp, hidden=width, inter=block.inter,
                    topk=block.topk, tp=layout.expert_tp, ep=layout.ep,
                    **ctx.deployment.routed(block, decodes=ctx.traits.decodes), **ctx.deployment.slots(block.experts),

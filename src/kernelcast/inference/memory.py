@@ -14,7 +14,8 @@ from kernelcast.errors import DoesNotFit
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.workload import RequestColumns, Workload
-from kernelcast.models.layers import Experts, SelfAttention
+from kernelcast.models.layers import Experts, Parallel, SelfAttention
+from kernelcast.models.recurrent import RecurrentMixer
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
 
@@ -124,9 +125,21 @@ def cache_bytes(deployment: Deployment, context_tokens: Any, step_tokens: int = 
     return kept / (layout.pp * layout.dp)
 
 
+def state_bytes(deployment: Deployment) -> float:
+    """States of the recurrent layers of one sequence on one GPU, whatever its length."""
+    layout, value_bytes = deployment.layout, deployment.precision.cache_bytes
+    mixers = [(run.count, run.layer.attention) for run in deployment.model.distinct_layers]
+    kept = sum(
+        count * mixer.cache_bytes(0, value_bytes, layout.tp)
+        for count, mixer in mixers
+        if isinstance(mixer, RecurrentMixer | Parallel)
+    )
+    return float(kept) / (layout.pp * layout.dp)
+
+
 def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> Any:
     """The widest moment of a pass: the inputs and outputs of the largest layer, or the logits; and the workspace of
-    routed experts, which stays allocated."""
+    routed experts, where it stays allocated."""
     model, tp = deployment.model, deployment.layout.tp
     widest = workspace = 0.0
     for run in model.distinct_layers:
@@ -142,7 +155,10 @@ def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> A
     number_bytes = deployment.precision.between_bytes
     between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * number_bytes
     logits = logit_rows * model.vocab * deployment.stack.logit_bytes
-    return np.maximum(between, logits) + tokens * workspace * number_bytes
+    beside = tokens * workspace * number_bytes
+    if deployment.stack.experts_workspace:
+        return np.maximum(between, logits) + beside
+    return np.maximum(between + beside, logits)
 
 
 def encoder_bytes(deployment: Deployment, step_tokens: int) -> tuple[float, float]:

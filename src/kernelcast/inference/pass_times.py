@@ -89,12 +89,16 @@ _CACHE_BYTES = 2.0  # of a number of the KV cache, in 16 bits
 
 def _least_s(call: Call, reached: Mapping[str, float]) -> Any:
     """``product_flops_per_s``: of products of up to ``product_rows`` rows; ``cache_bytes_per_s``: of the KV cache that
-    a decode reads. A column where sizes are some."""
+    a decode reads; ``marlin_mxfp4_flops_per_s``: of experts, by backend and format. A column where sizes are some."""
     given = call.arguments
-    if call.op == "gemm":
+    if call.op == "moe":
+        most = reached.get(f"{given.get('backend')}_{given['dtype']}_flops_per_s", np.inf)
+        products = (3 if given["gated"] else 2) * given["topk"] / (given["tp"] * given["ep"])
+        return 2.0 * products * given["tokens"] * given["hidden"] * given["inter"] / most
+    if call.op == "gemm" and "product_flops_per_s" in reached:
         seconds = 2.0 * given["m"] * given["n"] * given["k"] / reached["product_flops_per_s"]
         return np.where(given["m"] <= reached["product_rows"], seconds, 0.0)
-    if call.op == "attention" and "kv_len" in given:
+    if call.op == "attention" and "kv_len" in given and "cache_bytes_per_s" in reached:
         numbers = 2.0 * given["batch"] * given["kv_len"] * given["kv_heads"] * given["head_dim"]
         return np.where(given["q_len"] == 1, numbers * _CACHE_BYTES / reached["cache_bytes_per_s"], 0.0)
     return 0.0
@@ -124,7 +128,8 @@ class PassKernels:
 
     def _reached(self, times: TableForecast) -> TableForecast:
         """The forecast with what the engine's kernels reach at most on GPUs that they were not written or tuned for."""
-        reached = dict(self.deployment.stack.reaches).get(self.deployment.gpu.vendor)
+        known, gpu = dict(self.deployment.stack.reaches), self.deployment.gpu
+        reached = {**known.get(gpu.vendor, {}), **known.get(gpu.instruction_path, {})}
         if not reached:
             return times
         times_s = times.times_s.copy()

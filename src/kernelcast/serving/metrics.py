@@ -144,6 +144,16 @@ def metrics(served: RequestTimes, notes: StepLog, rows: NDArray[np.bool_] | None
     return values | _gaps_ms(served, notes, chosen, whole=rows is None)
 
 
+def follows_steps(load: Load, fast: Mapping[str, float], slow: Mapping[str, float]) -> float:
+    """The share of a step's error that shows in the throughput, by the metrics of both ends of the interval of every
+    step: nothing in an open loop whose server keeps up, all of it where requests wait for the server."""
+    if load.form != "open loop":
+        return 1.0
+    slower = slow["mean_e2el_ms"] / fast["mean_e2el_ms"]
+    less = fast["request_throughput"] / slow["request_throughput"]
+    return float(np.clip(np.log(less) / np.log(slower), 0.0, 1.0)) if slower > 1 else 1.0
+
+
 def _gaps_ms(served: RequestTimes, notes: StepLog, chosen: NDArray[np.bool_], *, whole: bool) -> dict[str, float]:
     """Gaps between tokens: their mean is that of the requests; percentiles are those of the steps, each counted once
     for every sequence that it decoded. Of a part of the load the steps while it ran stand for its own."""

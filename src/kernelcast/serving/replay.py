@@ -13,7 +13,15 @@ from kernelcast._moved import moved_names
 from kernelcast.forecast.end_to_end import WholeSupport
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import BenchResult, RequestTimes, StepLog, latencies_ms, metrics, throughput
+from kernelcast.serving.metrics import (
+    BenchResult,
+    RequestTimes,
+    StepLog,
+    follows_steps,
+    latencies_ms,
+    metrics,
+    throughput,
+)
 from kernelcast.serving.service import Service
 from kernelcast.serving.simulate import Cluster, check
 from kernelcast.serving.step_times import StepTimeTables
@@ -101,7 +109,10 @@ class SimulatedRuns:
                 continue
             ends = [value for value in values if value is not None]
             whole = len(ends) == len(VARIANTS)
-            low, high = self.service.interval(self.load, key, ends, self.server_measured) if whole else (None, None)
+            low = high = None
+            if whole:
+                follows = follows_steps(self.load, simulated["low"], simulated["high"])
+                low, high = self.service.interval(self.load, key, ends, self.server_measured, follows)
             figures.append(MetricComparison(key, actual, ends[0], low, high))
         return tuple(figures)
 

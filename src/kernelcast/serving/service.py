@@ -17,10 +17,10 @@ from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_
 from kernelcast.hardware import Gpu
 from kernelcast.inference.deployment import scheduler_defaults
 from kernelcast.inference.forward import Deployment
-from kernelcast.inference.memory import cache_bytes, encoder_bytes, memory, weight_bytes
+from kernelcast.inference.memory import cache_bytes, encoder_bytes, memory, state_bytes, weight_bytes
 from kernelcast.inference.workload import Speculation
 from kernelcast.results import support_of
-from kernelcast.schedule import EvidenceSummary
+from kernelcast.schedule import EvidenceSummary, Memory
 from kernelcast.serving.load import Load
 from kernelcast.stacks import Stack
 
@@ -71,6 +71,11 @@ def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None,
     memory. ``offline_prompt``: tokens of the longest prompt of an offline run; 0: of a server."""
     overrides = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu, offline=offline_prompt > 0)
+    states = deployment.stack.state_share > 0 and state_bytes(deployment) > 0
+    shared = states and overrides.get("prefix_caching", usual["prefix_caching"])
+    holds = {"states": shared, "pipeline": deployment.layout.pp > 1}
+    if any(holds[name] for name in deployment.stack.synchronous_with):
+        usual["async_scheduling"] = False
     settings = EngineSettings(**{**usual, **overrides})
     if offline_prompt and not settings.chunked_prefill and "max_num_batched_tokens" not in overrides:
         # as trtllm-bench sets max_num_tokens: the longest prompt fits beside all sequences that may decode
@@ -78,6 +83,8 @@ def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None,
         settings = replace(settings, max_num_batched_tokens=max(settings.max_num_batched_tokens, least))
     if not settings.kv_blocks:
         settings = replace(settings, kv_blocks=kv_blocks(deployment, settings, context, draft))
+    if states:
+        settings = replace(settings, max_num_seqs=min(settings.max_num_seqs, _held_states(deployment, settings)))
     if settings.max_num_batched_tokens < settings.max_num_seqs and "max_num_batched_tokens" in overrides:
         if "max_num_seqs" in overrides:
             raise KernelcastError(
@@ -103,27 +110,45 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
               step_tokens: int = 0) -> int:  # fmt: skip
     """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills. A draft
     model has its weights there, and its own KV cache of every token. ``step_tokens``: see ``cache_bytes``."""
-    tokens, models = max(settings.max_num_batched_tokens, 1), [deployment, *([draft] if draft else [])]
-    held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
-    encoder, outputs = encoder_bytes(deployment, tokens)
-    activation = max(held["activation"] + outputs, encoder)
-    weights = sum(weight_bytes(each) for each in models)
+    models = [deployment, *([draft] if draft else [])]
     stack, gpu = deployment.stack, deployment.gpu
-    room = stack.cache_room_bytes(gpu.allocatable_bytes, held["stack"], weights, activation)
+    room, held, weights = _cache_room(deployment, settings, models)
     # Of a rank: ``cache_bytes`` is the mean over ranks.
     each = sum(cache_bytes(model, context, step_tokens) for model in models) * deployment.layout.dp / context
+    if stack.state_share and (states := state_bytes(deployment) * deployment.layout.dp):
+        room, each = room * (1 - stack.state_share), each - states / context
     if room <= 0:
         gib = 2**30
         raise DoesNotFit(
             f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
-            f"cache: weights take {weights / gib:.1f} GiB, steps of {tokens:,} tokens "
-            f"{activation / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
+            f"cache: weights take {weights / gib:.1f} GiB, steps of {settings.max_num_batched_tokens:,} tokens "
+            f"{held['activation'] / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
             f"{gpu.allocatable_bytes / gib:.1f} of a GPU, of which it fills a share of {stack.memory_share:g}; give "
             f"more GPUs (`tp`), a smaller format, or a smaller `max_num_batched_tokens`"
         )
     if not each:
         return 1 << 40
     return math.floor(room / (each * settings.block_size))
+
+
+def _cache_room(
+    deployment: Deployment, settings: EngineSettings, models: Sequence[Deployment]
+) -> tuple[float, Memory, float]:
+    """Bytes of a GPU that KV cache and states may take; the memory of the largest step, and the weights."""
+    tokens, stack = max(settings.max_num_batched_tokens, 1), deployment.stack
+    held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
+    encoder, outputs = encoder_bytes(deployment, tokens)
+    held["activation"] = max(held["activation"] + outputs, encoder)
+    weights = sum(weight_bytes(each) for each in models)
+    available = deployment.gpu.allocatable_bytes
+    return stack.cache_room_bytes(available, held["stack"], weights, held["activation"]), held, weights
+
+
+def _held_states(deployment: Deployment, settings: EngineSettings) -> int:
+    """Sequences of one rank that the pool of states has room for."""
+    stack, (room, _, _) = deployment.stack, _cache_room(deployment, settings, [deployment])
+    count = stack.state_share * room / (state_bytes(deployment) * deployment.layout.dp)
+    return max(1, math.floor(count) // (stack.request_states if settings.prefix_caching else 1))
 
 
 def logged_tokens(deployment: Deployment, settings: EngineSettings, longest: int) -> int:
@@ -251,12 +276,14 @@ class Service:
         """Of its kernels, and of a run as a whole."""
         return whole_support(self.setting(load), kernels)
 
-    def interval(self, load: Load, metric: str, values: Sequence[float], measured: bool) -> tuple[float, float]:
+    def interval(self, load: Load, metric: str, values: Sequence[float], measured: bool,
+                 follows: float = 1.0) -> tuple[float, float]:  # fmt: skip
         """Both ends of a metric: ``values``: as forecast, then at both ends of every step. ``measured``: this server
-        was, so that nothing of the whole is in doubt."""
+        was, so that nothing of the whole is in doubt. ``follows``: see ``follows_steps``."""
         quantity = None if measured else metric_quantity(metric)
         spread = end_to_end().spread(self.setting(load), quantity) if quantity else EXACT
-        _, low, high = widened(np.array([values[0], min(values), max(values)]), spread)
+        ends = np.array([values[0], min(values), max(values)])
+        _, low, high = widened(ends, spread, follows if quantity == "throughput" else 1.0)
         return float(low), float(high)
 
     @property

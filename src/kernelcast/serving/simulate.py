@@ -21,7 +21,7 @@ from kernelcast.serving.capacity import saturating
 from kernelcast.serving.engine import Engine
 from kernelcast.serving.goals import Goal, worst
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import LatencyGoals, RequestTimes, StepLog, metrics
+from kernelcast.serving.metrics import LatencyGoals, RequestTimes, StepLog, follows_steps, metrics
 from kernelcast.serving.scheduler import Request, Scheduler
 from kernelcast.serving.service import EnginePool, Service
 from kernelcast.serving.step_times import StepTimeTables, host_time, step_time_tables
@@ -253,6 +253,7 @@ class Simulation(Renamed, HtmlRepr):
     metrics: Mapping[str, float]
     low: Mapping[str, float] = field(default_factory=dict)
     high: Mapping[str, float] = field(default_factory=dict)
+    follows: float = 1.0  # of a step's error, the share that shows in the throughput
     rests_on: EvidenceSummary | None = None
     predictor: str = "learned"
     complete: bool = True
@@ -362,7 +363,8 @@ def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, 
         ends[variant] = metrics(RequestTimes.of(other.requests, load), other.step_log, None, goals)
     likely = metrics(served, cluster.step_log, None, goals)
     steps = cluster.decode_engines[0].times
-    low, high = _intervals(service, load, likely, ends, steps.measured) if len(ends) == 2 else ({}, {})
+    follows = follows_steps(load, ends["low"], ends["high"]) if len(ends) == 2 else 1.0
+    low, high = _intervals(service, load, likely, ends, steps.measured, follows) if len(ends) == 2 else ({}, {})
     most = None
     if capacity and complete and not service.offline:
         part, requests, parts = saturating(service, load)
@@ -370,7 +372,7 @@ def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, 
         complete = _run(full, "likely", None)
         done_s = max(request.last_s for request in full.requests)
         most = parts * len(requests) / done_s if complete else None
-    return Simulation(service, load, served, cluster.step_log, goals, likely, low, high, steps.rests_on,
+    return Simulation(service, load, served, cluster.step_log, goals, likely, low, high, follows, steps.rests_on,
                       steps.predictor, complete, most, tuple(targets))  # fmt: skip
 
 
@@ -383,11 +385,16 @@ def _run(cluster: Cluster, variant: str, progress: Progress | None) -> bool:
 
 
 def _intervals(
-    service: Service, load: Load, likely: dict[str, float], ends: dict[str, dict[str, float]], measured: bool
+    service: Service,
+    load: Load,
+    likely: dict[str, float],
+    ends: dict[str, dict[str, float]],
+    measured: bool,
+    follows: float,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Both ends of each metric: faster steps mean shorter latencies and more throughput."""
     intervals = {
-        key: service.interval(load, key, (value, ends["low"][key], ends["high"][key]), measured)
+        key: service.interval(load, key, (value, ends["low"][key], ends["high"][key]), measured, follows)
         for key, value in likely.items()
         if key in ends["low"] and key in ends["high"]
     }

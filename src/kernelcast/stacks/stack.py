@@ -61,12 +61,23 @@ class Stack(Library):
     logit_bytes: float = (
         6.0  # of a logit while tokens are sampled: as the head writes it, in fp32, copies of the sampler
     )
+    experts_workspace: bool = True  # the workspace of routed experts stays allocated; else it is a part of their layer
     used_share: float  # of the memory, that it fills at most
     # Experts in mxfp4 are padded: a GPU's part of their width, and the hidden size, to multiples, by instruction path
     mxfp4_padding: tuple[tuple[str, tuple[int, int]], ...] = ()
     moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
+    # By instruction path, the attention backend of layers with sinks (gpt-oss), where the usual one takes none
+    sink_attention: tuple[tuple[str, str], ...] = ()
+    mxfp4_experts: tuple[tuple[str, str], ...] = ()  # that of experts in mxfp4 by instruction path, where it differs
     cache_share: float = 0.0  # of the memory that weights and activations leave, that its KV cache takes; 0: all
     static_share: float = 0.0  # of the memory, that weights and KV cache take; activations are beside them
+    # Where states of recurrent layers have a pool of their own: its share of what the KV cache may take (0: there is
+    # none), and how many of its states are kept for a running request beside a prefix cache
+    state_share: float = 0.0
+    request_states: int = 1
+    # What its steps are not overlapped with: "states" of recurrent layers beside a prefix cache, a "pipeline"
+    synchronous_with: tuple[str, ...] = ()
+    synchronous_step_s: float = 0.0  # host time of a step beyond ``step_s`` where it follows the one before it
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     overlapped_step_s: float = 0.0  # host time of a step that runs beside the GPU's work (asynchronous scheduling)
     overlapped_sequence_s: float = 0.0  # the same of each sequence of a step
@@ -88,7 +99,7 @@ class Stack(Library):
     graph_tokens_per_seq: int = 0  # captured sizes end at so many times max_num_seqs; 0: they do not depend on it
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     vendor: str = ""  # of the GPUs that it runs on; "": any
-    # By vendor of the GPU: the most that its kernels reach there, where they were not written or tuned for it
+    # By vendor or instruction path: the most that its kernels reach there, where they were not written or tuned for it
     reaches: tuple[tuple[str, Mapping[str, float]], ...] = ()
     eager_launch_s: float = 0.0  # host time of one op where graphs and compilation are off; 0: ``launch_s``
     scheduler: tuple[
@@ -157,7 +168,10 @@ class Stack(Library):
         """The stack where a step is scheduled after the one before it: nothing of the host's work is overlapped."""
         exposed: dict[str, Any] = {name: getattr(self, name) + getattr(self, f"overlapped_{name}")
                                    for name in ("step_s", "sequence_s")}  # fmt: skip
-        return replace(self, **exposed, overlapped_step_s=0.0, overlapped_sequence_s=0.0)
+        exposed |= {
+            name: exposed.get(name, self.prefill_s) + self.synchronous_step_s for name in ("step_s", "prefill_s")
+        }
+        return replace(self, **exposed, overlapped_step_s=0.0, overlapped_sequence_s=0.0, synchronous_step_s=0.0)
 
     def in_pipeline(self, stages: int) -> Stack:
         """The stack where a pass goes through so many stages, each with a host of its own."""

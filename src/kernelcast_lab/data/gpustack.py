@@ -59,7 +59,7 @@ def served_load(row: Row) -> Mapping[str, Any]:
     if stack == "vllm" and release:  # older ones of the others have no file
         stack = f"{stack}=={release}"
     return {"gpu": target, "model": known, "stack": stack, "release": release, "command": "simulate",
-            "measured": {key: row[column] for key, column in measured.items() if row[column]},
+            "measured": {key: value for key, value in measured.items() if value},
             "parameters": {"model": known, "gpu": target, "stack": stack, **formats, **parameters, **load}}  # fmt: skip
 
 
@@ -68,19 +68,22 @@ def _lengths(row: Row) -> dict[str, Any]:
             "input_len": round(row["mean_isl"]), "output_len": round(row["mean_osl"])}  # fmt: skip
 
 
-def _benched(row: Row) -> tuple[dict[str, Any], dict[str, str]]:
-    """The load of `vllm bench serve`, and the columns of what it measured."""
+def _benched(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The load of `vllm bench serve`, and what it measured."""
     load = _lengths(row) | {"request_rate": row["request_rate"] or float("inf")}
     if row["max_concurrency"]:
         load["max_concurrency"] = int(row["max_concurrency"])
     lengths = zip((load["input_len"], load["output_len"]), _SHAREGPT_MEANS, strict=True)
     if all(low <= length <= high for length, (low, high) in lengths):
         load["lengths"] = "exponential"
-    return load, {"output_throughput": "output_tok_s", "mean_ttft_ms": "mean_ttft_ms", "mean_tpot_ms": "mean_tpot_ms"}
+    measured = {name: row[name] for name in ("mean_ttft_ms", "mean_tpot_ms")}
+    return load, {"output_throughput": row["output_tok_s"], **measured}
 
 
-def _guided(page: Mapping[str, Any], row: Row) -> tuple[dict[str, Any], dict[str, str]]:
-    """The same of guidellm."""
+def _guided(page: Mapping[str, Any], row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same of guidellm. Its tokens a second are a mean of rates between events (rate_distribution_from_timings in
+    guidellm/schemas), 2% above tokens over duration where few requests last beyond the others: the requests of its
+    duration are compared, each with the tokens that are asked for."""
     load, heading = _lengths(row), _heading(row)
     rate = page["rates"].get(heading, page["rates"][""])
     counted = row["median_itl_ms"] > 0
@@ -92,8 +95,9 @@ def _guided(page: Mapping[str, Any], row: Row) -> tuple[dict[str, Any], dict[str
         load |= {"request_rate": float(rate), "arrivals": "constant"}
     if load["input_len"] < 400:  # its other loads are of a thousand tokens and more
         load["lengths"] = "exponential"
-    columns = {"output_throughput": "output_tok_s", "mean_ttft_ms": "mean_ttft_ms"}
-    return load, columns | ({"mean_tpot_ms": "mean_itl_ms"} if counted else {})
+    throughput = load["num_prompts"] * load["output_len"] / row["duration_s"]
+    measured = {"output_throughput": throughput, "mean_ttft_ms": row["mean_ttft_ms"]}
+    return load, measured | ({"mean_tpot_ms": row["mean_itl_ms"]} if counted else {})
 
 
 @functools.cache

@@ -51,6 +51,7 @@ class ScoredCase:
     setting: Setting | None = None  # None: single kernels
     release: str = ""  # that was measured
     longest_part: str = ""  # what most of the forecast time is spent on
+    follows: float = 1.0  # of a step's error, the share that shows in it
 
     @property
     def error(self) -> float:
@@ -155,18 +156,12 @@ def simulate(case: PublishedCase) -> list[ScoredCase]:
 
     result = ask(**case.parameters)
     assert result.supports is not None
-    return [
-        _scored(
-            case,
-            name,
-            result.metrics[name],
-            result.low[name],
-            result.high[name],
-            result.supports,
-            result.service.setting(result.load),
-        )
+    setting = result.service.setting(result.load)
+    scored = [
+        _scored(case, name, result.metrics[name], result.low[name], result.high[name], result.supports, setting)
         for name in case.measured
     ]
+    return [replace(each, follows=result.follows if "throughput" in each.quantity else 1.0) for each in scored]
 
 
 def train(case: PublishedCase) -> list[ScoredCase]:

@@ -149,7 +149,8 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
     deployment = known[key]
     if point.public and point.stack == "sglang":  # InferenceX's recipes
         limits |= {"recv_interval": 30 if point.concurrency >= _RECV_FROM else 10, "max_num_batched_tokens": 32768,
-                   "max_prefill_tokens": 32768, "max_num_seqs": max(128, point.concurrency)}  # fmt: skip
+                   "max_prefill_tokens": 32768, "max_num_seqs": max(128, point.concurrency),
+                   "prefix_caching": False}  # fmt: skip
     if point.public and point.stack == "trtllm":
         tokens = (1 + point.draft_tokens) * max(1, point.concurrency // point.dp) + point.input_tokens + 64
         limits |= {"max_num_batched_tokens": -(-tokens // 64) * 64, "dp_wait": _DP_WAIT}
