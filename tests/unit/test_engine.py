@@ -196,7 +196,10 @@ def test_one_request_alone_is_what_infer_says(name: str, inputs: int, outputs: i
     # Passes between those that are predicted are on a line: products of 3,000 rows lie between 2,976 and 3,008, and odd
     # remainders are forecast up to 1.8% faster than either.
     assert found.metrics["mean_e2el_ms"] / 1e3 == pytest.approx(alone.total.value, rel=0.02)
-    assert found.metrics["mean_ttft_ms"] / 1e3 == pytest.approx(alone.ttft_s, rel=0.02)
+    # A scheduler that works ahead launches the next step before it hands on the first token
+    next_s = where.stack.overlapped_step_s + where.stack.overlapped_sequence_s
+    held_s = next_s if engine_settings(where).async_scheduling else 0.0
+    assert found.metrics["mean_ttft_ms"] / 1e3 == pytest.approx(alone.ttft_s + held_s, rel=0.02)
 
 
 def test_twice_the_gpus_are_not_slower() -> None:
@@ -216,6 +219,20 @@ def exactly(where: Deployment, batch: Batch) -> Interval:
     times, launches = Times(where.gpu), forward(where, batch)
     times.predict(launch.call for launch in launches)
     return joined(KernelTime.of("", launch, times) for launch in launches)
+
+
+def exactly_mixed(where: Deployment, prompt: Batch, decodes: Batch) -> float:
+    """The kernels of a step of both; attention is no longer than that of each, one after the other, and no shorter than
+    the longer one."""
+
+    def attention(batch: Batch) -> float:
+        times, launches = Times(where.gpu), [each for each in forward(where, batch) if each.op == "attention"]
+        times.predict(launch.call for launch in launches)
+        return joined(KernelTime.of("", launch, times) for launch in launches).value
+
+    both = Batch((*decodes.new, *prompt.new), (*decodes.past, *prompt.past))
+    joint, apart = attention(both), [attention(prompt), attention(decodes)]
+    return exactly(where, both).value - joint + float(np.clip(joint, max(apart), sum(apart)))
 
 
 def host_s(times: StepTimes, kernels_s: float, tokens: int, sequences: int) -> float:
@@ -240,16 +257,13 @@ def test_lines_between_predicted_passes_are_within_a_percent() -> None:
     both = []
     for _ in range(40):
         count, context, tokens = int(rng.integers(1, 200)), int(rng.integers(100, 6000)), int(rng.integers(20, 4000))
-        exact = exactly(where, Batch((*(count * (1,)), tokens), (*(count * (context,)), 0))).value
+        exact = exactly_mixed(where, Batch((tokens,), (0,)), Batch(count * (1,), count * (context,)))
         host = host_s(times, exact, tokens + count, count + 1)
         both.append((times.mixed(count, count * context, tokens, 0.0, count + 1) - host) / exact - 1)
     assert np.mean(np.abs(both)) < 0.025
     assert np.quantile(np.abs(both), 0.9) < 0.05
 
 
-@pytest.mark.xfail(
-    strict=True, reason="lines between predicted prompts are 1.6% off by the weights of 2026.11.19.1, not 1.5"
-)
 def test_lines_between_predicted_prompts() -> None:
     where = place()
     times = tables().of(EnginePool(where), asked([0.0], [8000], [2000]))
@@ -282,7 +296,7 @@ def test_a_step_of_unequal_prompts_counts_them_by_their_pairs(monkeypatch: pytes
     plain = StepTimes.mixed
 
     def watched(self: StepTimes, *given: Any) -> float:
-        seen.append(given[-1])
+        seen.append(given[-2])
         return plain(self, *given)
 
     monkeypatch.setattr(StepTimes, "mixed", watched)
@@ -368,7 +382,8 @@ def test_who_comes_during_a_step_runs_in_the_one_after_the_next() -> None:
     both = []
     for ahead in (False, True):
         serial = stack("vllm").synchronous()  # steps of one length
-        where = replace(place(), stack=replace(serial, request_s=0.0, front_s=0.0, token_s=0.0))
+        alike = {"request_s": 0.0, "front_s": 0.0, "token_s": 0.0, "launch_s": 0.0}
+        where = replace(place(), stack=replace(serial, eager_ops=(), **alike))
         own = engine_settings(where, {"async_scheduling": ahead})
         found = run(Service(EnginePool(where, own)), asked([0.0, 1.0], [64, 16], [400, 2]))
         both.append((found.request_times.ttft_s[1], found.request_times.tpot_s[0]))

@@ -166,9 +166,9 @@ def test_benchmarks_names_of_batch_and_rate(run: Run) -> None:
 
 # ---- what an engine is started with ----
 def test_eager_steps_are_launched_op_by_op() -> None:
-    """Llama 3.2 1B has 16 layers of some ten ops, 52 us each: about 10 ms, many times what its kernels take."""
+    """Llama 3.2 1B has 16 layers of some twelve launches, 65 us each: about 13 ms, many times what its kernels take."""
     graphs, eager = (kc.infer("llama-3.2-1b", "h100_sxm", enforce_eager=each) for each in (False, True))
-    assert graphs.tpot.value < 2.5e-3 and 8e-3 < eager.tpot.value < 13e-3
+    assert graphs.tpot.value < 2.5e-3 and 10e-3 < eager.tpot.value < 16e-3
     assert stack("torch").eager().launch_s == stack("torch").launch_s
 
 

@@ -95,7 +95,7 @@ def test_tables_are_not_predicted_again_for_other_terms(tables: StepTimeTables, 
     place = replace(first.pool.deployment, stack=slow)
     known = tables.of(first.pool, load)
     again = tables.of(replace(first.pool, deployment=place), load)
-    assert again._prompt is known._prompt and again.deployment.stack is slow
+    assert again._prompt is known._prompt and again.deployment.stack == slow.captured(again.limits.sequences)
     assert again.decode(8, 8000) == pytest.approx(1.15 * known.decode(8, 8000))
     alone = step_time_tables().of(other.pool, load)
     assert again.mixed(8, 8000, 512, 0.0, 9) == pytest.approx(alone.mixed(8, 8000, 512, 0.0, 9))

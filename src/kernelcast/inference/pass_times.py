@@ -201,7 +201,8 @@ class PassKernels:
         for group in self.groups:
             for launch in group.launches:
                 between = "attention" if launch.op.endswith("_layer") else launch.op
-                of_attention_s = stack.launching_s(between) if launch.scales_with == "lengths" else 0.0
+                # and then the next piece
+                of_attention_s = stack.launching_s(between) + stack.launch_s if launch.scales_with == "lengths" else 0.0
                 each = np.array([1.0, stack.launching_s(launch.op), of_attention_s])
                 launched[:, group.rows] += launch.count * each[:, None]
         return launched

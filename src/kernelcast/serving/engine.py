@@ -99,7 +99,7 @@ class Engine:
         decoding = sum(rank.decoding for rank, step in zip(self.ranks, under.steps, strict=True)
                        if step and step.decodes)  # fmt: skip
         prompts = sum(step.prompt_tokens for step in under.steps if step and step.chunks)
-        self._log(self._known_s, now_s, under.count, decoding, prompts, self)
+        self._log(min(self._known_s, now_s), now_s, under.count, decoding, prompts, self)
         for rank, step in zip(self.ranks, under.steps, strict=True):
             if step:
                 done += rank.advance(step, under.count, now_s)

@@ -20,7 +20,7 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, encoder_bytes, memory, state_bytes, weight_bytes
 from kernelcast.inference.workload import Speculation
 from kernelcast.results import support_of
-from kernelcast.schedule import EvidenceSummary, Memory
+from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.load import Load
 from kernelcast.stacks import Stack
 
@@ -112,7 +112,7 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
     model has its weights there, and its own KV cache of every token. ``step_tokens``: see ``cache_bytes``."""
     models = [deployment, *([draft] if draft else [])]
     stack, gpu = deployment.stack, deployment.gpu
-    room, held, weights = _cache_room(deployment, settings, models)
+    room, taken = _cache_room(deployment, settings, models)
     # Of a rank: ``cache_bytes`` is the mean over ranks.
     each = sum(cache_bytes(model, context, step_tokens) for model in models) * deployment.layout.dp / context
     if stack.state_share and (states := state_bytes(deployment) * deployment.layout.dp):
@@ -121,8 +121,8 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
         gib = 2**30
         raise DoesNotFit(
             f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
-            f"cache: weights take {weights / gib:.1f} GiB, steps of {settings.max_num_batched_tokens:,} tokens "
-            f"{held['activation'] / gib:.1f}, {stack.name} itself {held['stack'] / gib:.1f} of the "
+            f"cache: weights take {taken['weights'] / gib:.1f} GiB, steps of {settings.max_num_batched_tokens:,} "
+            f"tokens {taken['activation'] / gib:.1f}, {stack.name} itself {taken['stack'] / gib:.1f} of the "
             f"{gpu.allocatable_bytes / gib:.1f} of a GPU, of which it fills a share of {stack.memory_share:g}; give "
             f"more GPUs (`tp`), a smaller format, or a smaller `max_num_batched_tokens`"
         )
@@ -133,20 +133,20 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
 
 def _cache_room(
     deployment: Deployment, settings: EngineSettings, models: Sequence[Deployment]
-) -> tuple[float, Memory, float]:
-    """Bytes of a GPU that KV cache and states may take; the memory of the largest step, and the weights."""
+) -> tuple[float, dict[str, float]]:
+    """Bytes of a GPU that KV cache and states may take, and what leaves them: the largest step, weights, the stack."""
     tokens, stack = max(settings.max_num_batched_tokens, 1), deployment.stack
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
     encoder, outputs = encoder_bytes(deployment, tokens)
-    held["activation"] = max(held["activation"] + outputs, encoder)
-    weights = sum(weight_bytes(each) for each in models)
+    taken = {"weights": sum(weight_bytes(each) for each in models), "stack": held["stack"],
+             "activation": max(held["activation"] + outputs, encoder)}  # fmt: skip
     available = deployment.gpu.allocatable_bytes
-    return stack.cache_room_bytes(available, held["stack"], weights, held["activation"]), held, weights
+    return stack.cache_room_bytes(available, taken["stack"], taken["weights"], taken["activation"]), taken
 
 
 def _held_states(deployment: Deployment, settings: EngineSettings) -> int:
     """Sequences of one rank that the pool of states has room for."""
-    stack, (room, _, _) = deployment.stack, _cache_room(deployment, settings, [deployment])
+    stack, (room, _) = deployment.stack, _cache_room(deployment, settings, [deployment])
     count = stack.state_share * room / (state_bytes(deployment) * deployment.layout.dp)
     return max(1, math.floor(count) // (stack.request_states if settings.prefix_caching else 1))
 

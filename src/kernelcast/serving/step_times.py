@@ -334,7 +334,8 @@ class StepTimes:
     def _launched(self, variant: str = "likely") -> tuple[float, ...]:
         """Kernels, and the host's seconds to launch them."""
         stack = self.deployment.stack
-        factor = stack.launch_factor * (1.0 if stack.spread else LAUNCHING[variant])
+        ends = {"low": 1 - stack.spread, "likely": 1.0, "high": 1 + stack.spread} if stack.spread else LAUNCHING
+        factor = stack.launch_factor * ends[variant]
         return self.launched[0], *(factor * seconds for seconds in self.launched[1:])
 
     @property
