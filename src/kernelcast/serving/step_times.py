@@ -193,7 +193,7 @@ class StepTimes:
 
     def _on_host(self, deployment: Deployment) -> Deployment:
         """The deployment with the graphs that are captured, and the host's scale from measured runs."""
-        stack = deployment.stack.captured(self.limits.sequences)
+        stack = deployment.stack.captured(self.limits.sequences * (1 + self.drafted))
         return replace(deployment, stack=stack.with_host(self._times.conditions.host_scale(stack.id).factor))
 
     def _fitting_contexts(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:

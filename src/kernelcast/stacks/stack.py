@@ -96,7 +96,7 @@ class Stack(Library):
     compiled_qk_norm: bool = False  # norms of queries and keys are compiled into elementwise kernels, with the rotation
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # sizes of captured steps: first, last, step
-    graph_tokens_per_seq: int = 0  # captured sizes end at so many times max_num_seqs; 0: they do not depend on it
+    graph_tokens_per_seq: int = 0  # captured sizes end at so many times the most that decode; 0: they do not depend on it
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     vendor: str = ""  # of the GPUs that it runs on; "": any
     # By vendor or instruction path: the most that its kernels reach there, where they were not written or tuned for it
@@ -123,9 +123,9 @@ class Stack(Library):
         """The largest captured size; larger steps are launched kernel by kernel."""
         return max((last for _, last, _ in self.graph_sizes), default=0)
 
-    def captured(self, max_num_seqs: int) -> Stack:
-        """The stack with the sizes that a server of ``max_num_seqs`` captures."""
-        most = self.graph_tokens_per_seq * max_num_seqs
+    def captured(self, most_decodes: int) -> Stack:
+        """The stack with the sizes that are captured where a step decodes ``most_decodes`` tokens at most."""
+        most = self.graph_tokens_per_seq * most_decodes
         if not most or most >= self.graph_tokens:
             return self
         sizes = [(first, min(last, first + (most - first) // step * step), step)
