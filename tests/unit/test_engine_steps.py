@@ -121,6 +121,7 @@ def test_dummy_routers_choose_by_chance() -> None:
         ("mlp.gate.weight", "mlp.gate.e_score_correction_bias", "mlp.router.bias", "mlp.gate_up.weight"),
     )
     weights = {f"layers.0.{name}": torch.rand(64, hidden if "weight" in name else 1) * 2e-3 - 1e-3 for name in names}
+    weights["layers.0.mlp.experts.gate.weight"] = weights["layers.0.mlp.gate.weight"]  # held twice, as vLLM does
     before = weights["layers.0.mlp.gate_up.weight"].clone()
     tokens = torch.rand(100, hidden) * 2e-3 - 1e-3  # after a norm of such weights
 

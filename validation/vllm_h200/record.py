@@ -82,10 +82,9 @@ def client(model: str, port: str, folder: str, out: str, arguments: str, until: 
             path.unlink()
             continue
         result = json.loads(path.read_text())
-        for key in ("generated_texts", "errors"):
+        for key in ("generated_texts", "errors", "itls"):
             result.pop(key, None)
-        result |= {"serve_args": arguments, "ttfts": [round(x, 5) for x in result["ttfts"]],
-                   "itls": [[round(x, 5) for x in row] for row in result["itls"]]}  # fmt: skip
+        result |= {"serve_args": arguments, "ttfts": [round(x, 5) for x in result["ttfts"]]}
         path.write_text(json.dumps(result))
 
 
