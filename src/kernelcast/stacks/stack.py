@@ -96,7 +96,7 @@ class Stack(Library):
     compiled_qk_norm: bool = False  # norms of queries and keys are compiled into elementwise kernels, with the rotation
     joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # sizes of captured steps: first, last, step
-    graph_tokens_per_seq: int = 0  # captured sizes end at so many times the most that decode; 0: they do not depend on it
+    graph_tokens_per_seq: int = 0  # captured sizes end at so many times the most that decode; 0: at any number
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     vendor: str = ""  # of the GPUs that it runs on; "": any
     # By vendor or instruction path: the most that its kernels reach there, where they were not written or tuned for it
