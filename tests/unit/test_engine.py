@@ -222,7 +222,7 @@ def exactly(where: Deployment, batch: Batch) -> Interval:
 
 
 def exactly_mixed(where: Deployment, prompt: Batch, decodes: Batch) -> float:
-    """The kernels of a step of both; attention is no longer than that of each, one after the other, and no shorter than
+    """The kernels of a step of both; attention is no longer than that of each, one after the other (FlashAttention 3), and no shorter than
     the longer one."""
 
     def attention(batch: Batch) -> float:

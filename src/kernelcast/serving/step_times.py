@@ -205,8 +205,9 @@ class StepTimes:
         return fits if len(fits) > 1 else (most // 2, most)
 
     def _joint_ratio(self, joint: Array) -> Array:
-        """The time of a joint launch over that of its two parts: it is no longer than one after the other, and no
-        shorter than the longer of them."""
+        """The time of a joint launch over that of its two parts: no shorter than the longer of them, and no longer than
+        one after the other, unless decodes are split when they are alone (FlashAttention 2)."""
+        most = np.inf if self._unsplit else 1.0
         grid = self._mixed_grid
         assert grid is not None
         ratio = joint[:, 0].reshape([len(axis) for axis in grid])
@@ -217,7 +218,7 @@ class StepTimes:
                     for m, past in enumerate(grid[3]):
                         prompt = self._prefill_attention(q, past)[0]
                         apart = max(alone + prompt, _LEAST_S)
-                        ratio[i, j, k, m] = np.clip(ratio[i, j, k, m] / apart, max(alone, prompt) / apart, 1.0)
+                        ratio[i, j, k, m] = np.clip(ratio[i, j, k, m] / apart, max(alone, prompt) / apart, most)
         return ratio
 
     def _decode_attention(self, sequences: float, context: float) -> list[float]:
