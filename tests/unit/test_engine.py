@@ -222,8 +222,8 @@ def exactly(where: Deployment, batch: Batch) -> Interval:
 
 
 def exactly_mixed(where: Deployment, prompt: Batch, decodes: Batch) -> float:
-    """The kernels of a step of both; attention is no longer than that of each, one after the other (FlashAttention 3), and no shorter than
-    the longer one."""
+    """The kernels of a step of both; attention (FlashAttention 3) is no longer than that of each, one after the other,
+    and no shorter than the longer one."""
 
     def attention(batch: Batch) -> float:
         times, launches = Times(where.gpu), [each for each in forward(where, batch) if each.op == "attention"]
