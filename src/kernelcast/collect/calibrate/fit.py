@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration, Predictor
 from kernelcast.forecast.calibration import FamilyCalibration
 from kernelcast.forecast.conditions import DEFAULT, Conditions
-from kernelcast.forecast.learned import Learned, load
+from kernelcast.forecast.learned import weights_of
 from kernelcast.forecast.prior import CallPoints, Doubles, Prior, PriorScales, plain_prior
 from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu, gpu
@@ -61,8 +61,9 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
     prior = prior_of(rows, base)
     placed = rows.placed(prior)
     error = rows.target / rows.width
-    setting = most_likely_scales(prior, placed, error)
-    process = fit(prior, placed, error, setting, shapes(rows) % _FOLDS)
+    group = shapes(rows) % _FOLDS
+    setting = chosen_scales(prior, placed, error, group)
+    process = fit(prior, placed, error, setting, group)
     form, configuration = (np.array([labels[at] for labels in rows.shared])[rows.code] for at in (0, 2))
     by_process = (error - process.left_out) * rows.width
     share, constant = _mixture(placed, rows.target, by_process)
@@ -97,12 +98,12 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
 
 def prior_of(rows: Residuals, base: Predictor) -> Prior:
     """The prior of the errors of this family: learned with its weights, or the default."""
-    weights = load(base.folder, rows.family) if isinstance(base, Learned) else getattr(base, "weights", None)
-    learned: Prior | None = getattr(weights, "prior", None)
-    if learned is not None:
-        return learned
-    spread = rows.values.std(axis=0, dtype=np.float64)
-    return plain_prior(rows.names, rows.values.mean(axis=0), np.maximum(spread, _LEAST_SPREAD).astype(np.float32))
+    weights = weights_of(base, rows.family)
+    prior = weights.prior if weights else None
+    if prior is None:
+        spread = np.maximum(rows.values.std(axis=0, dtype=np.float64), _LEAST_SPREAD).astype(np.float32)
+        prior = plain_prior(rows.names, rows.values.mean(axis=0), spread)
+    return prior.with_hidden(rows.hidden)
 
 
 def _mixture(rows: CallPoints, target: Doubles, by_process: Doubles) -> tuple[Doubles, Doubles]:
@@ -157,13 +158,15 @@ def _reach(left_out: NDArray[np.float64], before: tuple[float, float]) -> tuple[
 # ---- the Gaussian process of a family's residuals
 
 
-MAX_POINTS = 1500  # more rows than that count through a sample
+MAX_POINTS = 2000  # more rows than that count through a sample
 _FEW_POINTS = 256  # that set the uncertainty of a correction
-_SEARCH_ROWS = 350  # that choose the setting
+_SEARCH_ROWS = 450  # that choose the setting
 _DEGREES = 4.0  # of freedom of the noise
 _ROUNDS = 3
 _JITTER = 1e-5
 _USUAL_SIZE = float(np.log(0.6745 + 0.05))  # log of the median size of a normal error, as ``fit`` takes it
+_USUAL_SQUARE = 0.6745**2  # the median square of a normal error
+_PARTS = ("biases", "smooth", "hidden", "noise")  # of a setting: factors on variances
 _NOISE_RANGE = (0.3, 16.0)  # factors on the variance
 _SHRUNK = 8  # rows with which a configuration's spread counts as much as that of its format (and that, its family's)
 _LEAST_ERROR = 0.05  # of the width: measurements are no closer together than that
@@ -174,6 +177,7 @@ _TRIED = {
     "unshared": ((0.1, 0.3, 1.0, 3.0, 10.0), 1.4),
     "length": ((0.5, 0.7, 1.0, 1.5), 1.0),
     "biases": ((0.05, 0.3, 1.0, 4.0), 1.4),
+    "hidden": ((0.03, 0.1, 0.3, 1.0, 3.0, 10.0), 1.4),
 }
 
 
@@ -182,35 +186,33 @@ def penalty(setting: PriorScales) -> float:
     return float(sum(0.5 * (np.log(getattr(setting, name)) / width) ** 2 for name, (_, width) in _TRIED.items()))
 
 
-def most_likely_scales(prior: Prior, rows: CallPoints, error: Doubles) -> PriorScales:
-    """The maximum a posteriori setting: one factor after the other, until none gets better."""
+def chosen_scales(prior: Prior, rows: CallPoints, error: Doubles, group: NDArray[np.intp]) -> PriorScales:
+    """The setting with which held-out errors are least, and ``penalty`` small: one factor after the other, until none
+    gets better. The likelihood of the errors takes for noise what a few hundred calls of a wild kernel can teach."""
     if len(rows) > _SEARCH_ROWS:
         picked = np.sort(np.random.default_rng(0).choice(len(rows), _SEARCH_ROWS, replace=False))
-        rows, error = rows.select(picked), error[picked]
+        rows, error, group = rows.select(picked), error[picked], group[picked]
     weight = _outlier_weights(rows, error)
-    score = functools.cache(lambda setting: _improbability(prior, rows, error, weight, setting))
+
+    def left_out(setting: PriorScales) -> tuple[Doubles, Doubles]:
+        noise = prior.noise * setting.noise / weight + _JITTER
+        return _left_out(np.linalg.inv(prior.covariance(rows, rows, setting) + np.diag(noise)), error, group)
+
+    @functools.cache
+    def score(setting: PriorScales) -> float:
+        return float(len(error) * np.log(np.mean(np.abs(left_out(setting)[0])) + _JITTER)) + penalty(setting)
+
     best, before = PriorScales(), np.inf
     while score(best) < before:
         before = score(best)
         for name, (factors, _) in _TRIED.items():
             tried = [best, *(replace(best, **{name: factor}) for factor in factors)]
             best = min(tried, key=score)
-    return best
-
-
-def _improbability(prior: Prior, rows: CallPoints, error: Doubles, weight: Doubles, setting: PriorScales) -> float:
-    noise = prior.noise * setting.noise / weight + _JITTER
-    return _negative_log_likelihood(prior.covariance(rows, rows, setting), noise, error) + penalty(setting)
-
-
-def _negative_log_likelihood(covariance: Doubles, noise: Doubles, error: Doubles) -> float:
-    """Negative log likelihood of the errors under this covariance and noise, up to a constant."""
-    covariance[np.diag_indices_from(covariance)] += noise
-    try:
-        factor = np.linalg.cholesky(covariance)
-    except np.linalg.LinAlgError:  # rounding: nothing but noise is as good
-        return np.inf
-    return float(0.5 * np.sum(np.linalg.solve(factor, error) ** 2) + np.sum(np.log(np.diag(factor))))
+    # All parts larger or smaller by one factor predict alike: what errors they expect is by the size of the held-out.
+    left, variance = left_out(best)
+    larger = (np.median(left**2 / variance) / _USUAL_SQUARE) ** (len(error) / (len(error) + _FEW))
+    larger = float(np.clip(larger, 1 / _NOISE_RANGE[1], _NOISE_RANGE[1]))
+    return replace(best, **{name: larger * getattr(best, name) for name in _PARTS})
 
 
 def _outlier_weights(rows: CallPoints, error: Doubles) -> Doubles:
@@ -272,16 +274,26 @@ def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, gr
         weight = np.minimum(_weights(error - covariance @ solved, np.sqrt(noise)), 1.25)
     noise = noise / weight
     inverse = np.linalg.inv(covariance + np.diag(noise))
+    left, variance = _left_out(inverse, error, group)
+    variance += usual - noise
+    few = spread_out(rows.position, _FEW_POINTS)
+    factor = np.linalg.inv(np.linalg.cholesky(covariance[np.ix_(few, few)] + np.diag(noise[few])))
+    others = np.setdiff1d(np.arange(len(rows)), few)  # of them the few say what they say of calls not measured
+    known = np.sum((covariance[np.ix_(others, few)] @ factor.T) ** 2, axis=1)
+    variance[others] = np.diag(covariance)[others] - known + usual
+    return ProcessFit(inverse @ error, noise, few, factor, left, np.sqrt(np.maximum(variance, 1e-9)))
+
+
+def _left_out(inverse: Doubles, error: Doubles, group: NDArray[np.intp]) -> tuple[Doubles, Doubles]:
+    """Of each row the error that is left where its group is predicted from the others, and its variance.
+    ``inverse``: of the covariance with noise."""
     solved = inverse @ error
-    left, spread = np.empty(len(rows)), np.empty(len(rows))
+    left, variance = np.empty(len(error)), np.empty(len(error))
     for number in np.unique(group):
         at = np.flatnonzero(group == number)
         among = np.linalg.inv(inverse[np.ix_(at, at)])
-        left[at] = among @ solved[at]
-        spread[at] = np.sqrt(np.maximum(np.diag(among) - noise[at] + usual, 1e-9))
-    few = spread_out(rows.position, _FEW_POINTS)
-    small = covariance[np.ix_(few, few)] + np.diag(noise[few])
-    return ProcessFit(solved, noise, few, np.linalg.inv(np.linalg.cholesky(small)), left, spread)
+        left[at], variance[at] = among @ solved[at], np.diag(among)
+    return left, variance
 
 
 def spread_out(positions: Doubles, count: int) -> NDArray[np.intp]:
