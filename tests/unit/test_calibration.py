@@ -358,7 +358,7 @@ def test_calls_that_networks_do_not_tell_apart_err_alike() -> None:
         off.append(float(np.mean(np.abs(known.covariance(there, rows, setting) @ found.weights - error[160:]))))
     assert off[1] < 0.5 * off[0] and off[0] > 0.4
     assert prior().with_hidden(hidden[:, :0]).names == ("x0",)  # of a predictor without networks
-    many = prior().with_hidden(rng.standard_normal((50, 300)).astype(np.float32) * np.arange(300, dtype=np.float32))
+    many = prior().with_hidden((rng.standard_normal((50, 300)) * np.arange(300)).astype(np.float32))
     assert len(many.names) == 81 and many.names[-1] == "hidden_299" and "hidden_0" not in many.names
 
 

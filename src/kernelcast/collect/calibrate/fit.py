@@ -121,13 +121,9 @@ def _mixture(rows: CallPoints, target: Doubles, by_process: Doubles) -> tuple[Do
 def _by_format(rows: Residuals, form: NDArray[Any], after: NDArray[np.float64]) -> dict[str, tuple[int, float, float]]:
     """Rows, error before and after, of each format."""
     before, corrected = rows.percent(np.zeros(len(rows))), rows.percent(after)
+    members = {str(name): form == name for name in np.unique(form)}
     return {
-        str(name): (
-            int((form == name).sum()),
-            float(before[form == name].mean()),
-            float(corrected[form == name].mean()),
-        )
-        for name in np.unique(form)
+        name: (int(at.sum()), float(before[at].mean()), float(corrected[at].mean())) for name, at in members.items()
     }
 
 
@@ -164,10 +160,9 @@ _SEARCH_ROWS = 450  # that choose the setting
 _DEGREES = 4.0  # of freedom of the noise
 _ROUNDS = 3
 _JITTER = 1e-5
-_USUAL_SIZE = float(np.log(0.6745 + 0.05))  # log of the median size of a normal error, as ``fit`` takes it
 _USUAL_SQUARE = 0.6745**2  # the median square of a normal error
 _PARTS = ("biases", "smooth", "hidden", "noise")  # of a setting: factors on variances
-_NOISE_RANGE = (0.3, 16.0)  # factors on the variance
+_LARGEST = 16.0  # factor on all of these together
 _SHRUNK = 8  # rows with which a configuration's spread counts as much as that of its format (and that, its family's)
 _LEAST_ERROR = 0.05  # of the width: measurements are no closer together than that
 # Factors that are tried, and the standard deviation of the prior of their logs.
@@ -195,8 +190,8 @@ def chosen_scales(prior: Prior, rows: CallPoints, error: Doubles, group: NDArray
     weight = _outlier_weights(rows, error)
 
     def left_out(setting: PriorScales) -> tuple[Doubles, Doubles]:
-        noise = prior.noise * setting.noise / weight + _JITTER
-        return _left_out(np.linalg.inv(prior.covariance(rows, rows, setting) + np.diag(noise)), error, group)
+        among = prior.covariance(rows, rows, setting) + np.diag(prior.noise * setting.noise / weight + _JITTER)
+        return _left_out(np.asarray(np.linalg.inv(among), dtype=np.float64), error, group)
 
     @functools.cache
     def score(setting: PriorScales) -> float:
@@ -210,8 +205,8 @@ def chosen_scales(prior: Prior, rows: CallPoints, error: Doubles, group: NDArray
             best = min(tried, key=score)
     # All parts larger or smaller by one factor predict alike: what errors they expect is by the size of the held-out.
     left, variance = left_out(best)
-    larger = (np.median(left**2 / variance) / _USUAL_SQUARE) ** (len(error) / (len(error) + _FEW))
-    larger = float(np.clip(larger, 1 / _NOISE_RANGE[1], _NOISE_RANGE[1]))
+    usual = float(np.median(left**2 / variance)) / _USUAL_SQUARE
+    larger = float(np.clip(usual ** (len(error) / (len(error) + _FEW)), 1 / _LARGEST, _LARGEST))
     return replace(best, **{name: larger * getattr(best, name) for name in _PARTS})
 
 
@@ -228,11 +223,11 @@ def _log_spread(error: Doubles) -> float:
 
 
 def _by_configuration(
-    rows: CallPoints, values: Doubles, of: Callable[[Doubles], Any], shrunk: float = _SHRUNK, whole: float | None = None
+    rows: CallPoints, values: Doubles, of: Callable[[Doubles], Any], shrunk: float = _SHRUNK
 ) -> Doubles:
-    """(rows,) a statistic of each row's configuration, drawn to that of its format, and that to the family's (or
-    ``whole``), the more the fewer rows there are."""
-    result = np.full(len(values), float(of(values)) if whole is None else whole)
+    """(rows,) a statistic of each row's configuration, drawn to that of its format, and that to the family's, the more
+    the fewer rows there are."""
+    result = np.full(len(values), float(of(values)))
     for codes in (rows.format, rows.configuration):
         for number in np.unique(codes):
             at = np.flatnonzero(codes == number)
@@ -251,7 +246,7 @@ class ProcessFit:
     """The posterior given the measured errors, and the held-out residual of each row."""
 
     weights: Doubles  # (rows,)
-    noise: Doubles  # (rows,) its variance: of the configuration, and larger for outliers
+    noise: Doubles  # (rows,) its variance: larger for outliers
     few: NDArray[np.intp]  # rows that set the uncertainty of a correction
     factor: Doubles  # the inverse of the Cholesky factor of their covariance
     left_out: Doubles  # (rows,) held-out residual: its group is predicted from the others
@@ -262,18 +257,11 @@ def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, gr
     """Condition the prior on the errors. ``group``: calls that are left out together, with which each is scored."""
     covariance = prior.covariance(rows, rows, setting)
     usual = prior.noise * setting.noise + _JITTER
-    noise, weight = np.full(len(rows), usual), np.ones(len(rows))
+    noise = np.full(len(rows), usual)
     for _ in range(_ROUNDS):
-        inverse = np.linalg.inv(covariance + np.diag(noise / weight))
-        solved = inverse @ error
-        # Errors of single calls, each left out, over what the process expects: where a configuration's are larger or
-        # smaller than that, so is its noise.
-        off = np.log(np.abs(solved) / np.sqrt(np.diag(inverse)) + _LEAST_ERROR) - _USUAL_SIZE
-        more = _by_configuration(rows, off, np.median, _FEW, whole=0.0)
-        noise = usual * np.clip(noise / usual * np.exp(more), *_NOISE_RANGE)
-        weight = np.minimum(_weights(error - covariance @ solved, np.sqrt(noise)), 1.25)
-    noise = noise / weight
-    inverse = np.linalg.inv(covariance + np.diag(noise))
+        said = covariance @ np.linalg.solve(covariance + np.diag(noise), error)
+        noise = usual / np.minimum(_weights(error - said, np.sqrt(usual)), 1.25)
+    inverse = np.asarray(np.linalg.inv(covariance + np.diag(noise)), dtype=np.float64)
     left, variance = _left_out(inverse, error, group)
     variance += usual - noise
     few = spread_out(rows.position, _FEW_POINTS)
