@@ -206,7 +206,7 @@ class FamilyCalibration:
         shared = np.array(biases) @ np.stack([everyone, form, stack, configuration])
         covariance = shared.astype(np.float32) + np.float32(lean_share) * self.leaning * leaning[:, :, None]
         for part, (share, gate) in enumerate(zip(smooth, (everyone, form, configuration, everyone), strict=False)):
-            members = np.flatnonzero(gate)
+            members = slice(None) if gate.all() else np.flatnonzero(gate)  # a slice copies nothing
             mine = self.prior.scaled(positions, part, self.setting)
             turned, length = self._turned[part]
             squared = mine @ turned[:, members]
