@@ -160,9 +160,7 @@ _SEARCH_ROWS = 450  # that choose the setting
 _DEGREES = 4.0  # of freedom of the noise
 _ROUNDS = 3
 _JITTER = 1e-5
-_USUAL_SQUARE = 0.6745**2  # the median square of a normal error
-_PARTS = ("biases", "smooth", "hidden", "noise")  # of a setting: factors on variances
-_LARGEST = 16.0  # factor on all of these together
+_LARGEST = 16.0  # factor on all variances together
 _SHRUNK = 8  # rows with which a configuration's spread counts as much as that of its format (and that, its family's)
 _LEAST_ERROR = 0.05  # of the width: measurements are no closer together than that
 # Factors that are tried, and the standard deviation of the prior of their logs.
@@ -205,9 +203,9 @@ def chosen_scales(prior: Prior, rows: CallPoints, error: Doubles, group: NDArray
             best = min(tried, key=score)
     # All parts larger or smaller by one factor predict alike: what errors they expect is by the size of the held-out.
     left, variance = left_out(best)
-    usual = float(np.median(left**2 / variance)) / _USUAL_SQUARE
+    usual = float(np.median(left**2 / variance)) / 0.6745**2  # 1 of normal errors
     larger = float(np.clip(usual ** (len(error) / (len(error) + _FEW)), 1 / _LARGEST, _LARGEST))
-    return replace(best, **{name: larger * getattr(best, name) for name in _PARTS})
+    return replace(best, **{name: larger * getattr(best, name) for name in ("biases", "smooth", "hidden", "noise")})
 
 
 def _outlier_weights(rows: CallPoints, error: Doubles) -> Doubles:
