@@ -192,9 +192,6 @@ def test_what_a_calibration_knows_is_not_asked_again(candidates: list[PlannedCal
     assert left_by(again[:20], candidates, known) < left_by(plain, candidates, known)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="each configuration has a noise of its own, which a plain sum lacks: 1.4% apart, not 1"
-)
 def test_what_is_left_is_that_of_a_plain_sum(candidates: list[PlannedCall]) -> None:
     """Though it weighs all calls of a calibration alike, which the choice does not."""
     known = calibrated(most_informative(candidates, H200, 20)[0])

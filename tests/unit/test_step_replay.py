@@ -239,6 +239,8 @@ def test_kernels_of_a_step_are_beside_their_forecast(tmp_path: Path) -> None:
             "moe",
         ),
         ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "elementwise"),
+        ("triton_poi_fused__to_copy_clamp_cutlass_scaled_mm_mul_reciprocal_silu_slice_2", "elementwise"),
+        ("triton_red_fused_fused_add_rms_norm_moe_forward_0", "elementwise"),
         ("void vllm::act_and_mul_kernel<c10::BFloat16>", "elementwise"),
         ("void vllm::dynamic_per_token_scaled_fp8_quant_kernel_strided", "elementwise"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "collectives"),

@@ -58,11 +58,11 @@ _CATEGORIES: tuple[tuple[KernelCategory, tuple[str, ...]], ...] = (
     ("conv", ("conv", "fprop", "dgrad", "wgrad", "winograd", "implicit_gemm")),
     ("matmul", ("gemm", "nvjet", "gemv", "_mm", "matmul", "dot_kernel", "cutlass")),
     ("copy", ("catarray", "memcpy", "copy_kernel", "direct_copy", "index_elementwise", "indexselect", "gather",
-              "scatter", "transpose", "triton_poi_fused_clone", "bfloat16_copy", "indexing")),
-    ("reduce", ("reduce_kernel", "softmax", "layer_norm", "layernorm", "rmsnorm", "rms_norm", "triton_red_",
-                "triton_per_", "norm_kernel", "moments", "gammabeta", "scan")),
-    ("pointwise", ("elementwise", "triton_poi_", "fused_dropout", "multi_tensor_apply", "arange", "fill", "triu_tril",
-                   "act_and_mul", "rotary", "quantise", "quantize")),
+              "scatter", "transpose", "bfloat16_copy", "indexing")),
+    ("reduce", ("reduce_kernel", "softmax", "layer_norm", "layernorm", "rmsnorm", "rms_norm", "norm_kernel", "moments",
+                "gammabeta", "scan")),
+    ("pointwise", ("elementwise", "fused_dropout", "multi_tensor_apply", "arange", "fill", "triu_tril", "act_and_mul",
+                   "rotary", "quantise", "quantize")),
 )  # fmt: skip
 # Of a serving engine: what its step computes, where the category alone does not say it. Expert products are named
 # after their layer in vLLM, SGLang, FlashInfer and CUTLASS; all-reduces after NCCL, vLLM's custom one, FlashInfer's.
@@ -83,6 +83,11 @@ _ENGINE_PARTS: tuple[tuple[EnginePart, tuple[str, ...]], ...] = (
 _PART_OF_CATEGORY: dict[KernelCategory, EnginePart] = {
     "pointwise": "elementwise", "reduce": "elementwise", "copy": "elementwise"
 }  # fmt: skip
+# TorchInductor's own kernels are named after all that they join: _mm of the product that follows, moe_forward, quant
+_INDUCTOR: tuple[tuple[str, KernelCategory], ...] = (
+    ("triton_poi_fused_clone", "copy"), ("triton_poi_", "pointwise"), ("triton_red_", "reduce"),
+    ("triton_per_", "reduce"),
+)  # fmt: skip
 _CUDA_CALL = re.compile(r"cu(da)?[A-Z]")  # of the runtime or the driver, on the host
 _PROFILER = ("Activity Buffer Request", "Lazy Function Loading", "Runtime Triggered Module Loading",
              "Command Buffer Full", "Instrumentation", "Resource", "Context Sync", "Stream Sync", "Event Sync",
@@ -109,7 +114,7 @@ class KernelName:
 @functools.cache
 def parse_kernel_name(name: str) -> KernelName:
     folded = name.lower()
-    category = _named(folded, _CATEGORIES) or "other"
+    category = _generated(folded) or _named(folded, _CATEGORIES) or "other"
     if category not in MATRIX_CATEGORIES:
         return KernelName(category, dtype=_named(folded, _DTYPES), strided="catarraybatchedcopy<" in folded)
     split = any(part in folded for part in _SPLIT)
@@ -134,6 +139,8 @@ def parse_kernel_name(name: str) -> KernelName:
 def engine_part(name: str) -> EnginePart:
     """What a serving engine runs a kernel for, by its name and category."""
     category = parse_kernel_name(name).category
+    if _generated(name.lower()):
+        return "elementwise"
     if category == "attention":  # before all that its long templates may name
         return "attention"
     named = _named(name.lower(), _ENGINE_PARTS)
@@ -150,6 +157,11 @@ def runs_on_gpu(name: str) -> bool:
 def is_launch(name: str) -> bool:
     """Whether it is a call that launches a kernel or a CUDA graph."""
     return bool(_CUDA_CALL.match(name)) and any(part in name for part in _LAUNCHES)
+
+
+def _generated(folded: str) -> KernelCategory | None:
+    """The category of a kernel that TorchInductor generated."""
+    return next((category for prefix, category in _INDUCTOR if folded.startswith(prefix)), None)
 
 
 def _named(folded: str, table: Iterable[tuple[Name, Iterable[str]]]) -> Name | None:

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import EvidenceMatch
 from kernelcast.forecast.features import KEEP
+from kernelcast.forecast.learned import hidden_units
 from kernelcast.forecast.network import Floats, in_blocks
 from kernelcast.forecast.predictor import Estimate, Predictor, PredictorInput
-from kernelcast.forecast.prior import Codes, Doubles, Prior, PriorScales, matern, sharers
+from kernelcast.forecast.prior import Codes, Doubles, Prior, PriorScales, matern, sharers, with_hidden
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis, Score, summed
 from kernelcast.ops.base import Configuration, Kernel
@@ -115,7 +116,7 @@ def _narrowed(width: Doubles, single_call: float, reach: Doubles) -> Doubles:
     return np.sqrt(kept**2 + (width**2 - kept**2) * reach**2)
 
 
-FORMAT = 5  # 1 had no scales, 2 no prior, 3 one reach a family, 4 no constants
+FORMAT = 6  # 1 had no scales, 2 no prior, 3 one reach a family, 4 no constants, 5 no hidden units
 _KIND = "kernelcast calibration"
 REACH = 1.2816  # standard deviations to either side that hold 80% of normal errors
 LEAST_WIDTH = 0.01  # measurements repeat to about 1%
@@ -180,9 +181,8 @@ class FamilyCalibration:
             error[now] = (covariance @ self.weights[:, None])[:, :, 0]
             known[now] = np.sum((covariance[:, :, self.few] @ self.factor.T) ** 2, axis=2)
         rows = len(values)
-        biases, smooth = self.prior.shares(self.setting)
-        shared = self.setting.biases * (sum(biases) + self.prior.leaning * leaning**2)
-        before = shared + self.setting.smooth * sum(smooth)
+        biases, smooth, lean_share = self.prior.shares(self.setting)
+        before = sum(biases) + sum(smooth) + lean_share * leaning**2
         left = np.maximum(before - known.reshape(-1)[:rows], 1e-4 * before)
         return error.reshape(-1)[:rows], left, before
 
@@ -201,28 +201,27 @@ class FamilyCalibration:
         self, positions: Floats, leaning: Floats, form: NDArray[Any], stack: NDArray[Any], configuration: NDArray[Any]
     ) -> Floats:
         """(blocks, rows, points) with the points; only those that share a part are looked at in it."""
-        prior, setting = self.prior, self.setting
-        gates = np.stack([np.ones(len(form)), form, stack, configuration])
-        biases, smooth = prior.shares(setting)
-        shared = setting.biases * (np.array(biases) @ gates)
-        covariance = shared.astype(np.float32) + (setting.biases * prior.leaning * self.leaning) * leaning[:, :, None]
-        for part, gate in enumerate((gates[0], form, configuration)):
-            members = np.flatnonzero(gate)
-            mine = positions * (prior.metric[part] / setting.length).astype(np.float32)
+        everyone = np.ones(len(form))
+        biases, smooth, lean_share = self.prior.shares(self.setting)
+        shared = np.array(biases) @ np.stack([everyone, form, stack, configuration])
+        covariance = shared.astype(np.float32) + np.float32(lean_share) * self.leaning * leaning[:, :, None]
+        for part, (share, gate) in enumerate(zip(smooth, (everyone, form, configuration, everyone), strict=False)):
+            members = slice(None) if gate.all() else np.flatnonzero(gate)  # a slice copies nothing
+            mine = self.prior.scaled(positions, part, self.setting)
             turned, length = self._turned[part]
             squared = mine @ turned[:, members]
             squared *= -2
             squared += length[members]
             squared += np.sum(mine**2, axis=2)[:, :, None]
-            covariance[:, :, members] += np.float32(setting.smooth * smooth[part]) * matern(squared)
+            covariance[:, :, members] += np.float32(share) * matern(squared)
         return np.asarray(covariance, dtype=np.float32)
 
     @functools.cached_property
     def _turned(self) -> list[tuple[Floats, Floats]]:
         """By smooth part, the points as columns, and their squared lengths."""
         parts = []
-        for metric in self.prior.metric:
-            scaled_points = self.position * (metric / self.setting.length).astype(np.float32)
+        for part in range(len(self.prior.smooth)):
+            scaled_points = self.prior.scaled(self.position, part, self.setting)
             parts.append((np.ascontiguousarray(scaled_points.T), np.sum(scaled_points**2, axis=1)))
         return parts
 
@@ -385,7 +384,8 @@ class Calibrated:
             return before
         features, width, choices = question.features, width_of(before), categorical_inputs(question)
         leaning = np.log(before.time_s / features.estimate_s)
-        error, left, most = family.correction(features.names, features.values, leaning, choices)
+        names, values = with_hidden(features.names, features.values, hidden_units(self.base, question))
+        error, left, most = family.correction(names, values, leaning, choices)
         low, high = family.reach(choices)
         time = before.time_s * np.exp(family.shift(width * error, choices))
         spread = width * np.sqrt(left + family.noise)

@@ -26,6 +26,7 @@ from kernelcast.forecast.predictor import (
     ByTime,
     Estimate,
     Generic,
+    Predictor,
     PredictorInput,
     dram_time_s,
     sustained_start_s,
@@ -190,6 +191,23 @@ class FamilyWeights:
             ceiling_s=scale * np.exp(fast),
             support=np.minimum(steps + len(match.substituted), EXTRAPOLATED),
         ).clipped(question.bound_s)
+
+    def hidden(self, question: PredictorInput) -> Floats:
+        """(calls, units): the last hidden layers of a network that knows no GPU, and of one that is given the nearest.
+        What networks learned to tell apart on many GPUs is what errors of another GPU go by."""
+        measured, known = question.measured or question, self.encoder.vocabulary["gpu"]
+        values = aligned(measured.features.names, measured.features.values, self.encoder.names)
+        name = question.match.network_gpu
+        nearest = gpu(name) if name else nearest_measured_gpu(question.gpu, known)
+        named = with_gpu_features(self.encoder.names, values, nearest, question.gpu)
+        layers = [
+            network.hidden(self.encoder.numbers(inputs), self.encoder.positions(choices))
+            for network, inputs, choices in (
+                (self._unnamed[0], values, measured.choices),
+                (self.main[0], named, {**measured.choices, "gpu": nearest.id}),
+            )
+        ]
+        return np.concatenate(layers, axis=1)
 
     def matches(self, kernel: type[Kernel], configuration: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         nearest = nearest_measured_gpu(target, self.encoder.vocabulary["gpu"])
@@ -402,6 +420,17 @@ class Learned:
         if weights is None:
             return (without_evidence(kernel, configuration, target),)
         return weights.matches(kernel, configuration, target)
+
+
+def weights_of(base: Predictor, family: str) -> FamilyWeights | None:
+    """The weights that a predictor answers with, or None where it has none."""
+    return load(base.folder, family) if isinstance(base, Learned) else getattr(base, "weights", None)
+
+
+def hidden_units(base: Predictor, question: PredictorInput) -> Floats:
+    """(calls, units) of the networks that answer; no units where physics does."""
+    weights = weights_of(base, question.kernel.family)
+    return weights.hidden(question) if weights else np.zeros((question.calls.count, 0), dtype=np.float32)
 
 
 @functools.cache

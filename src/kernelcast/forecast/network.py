@@ -151,6 +151,15 @@ class Layers:
         first[list(columns)] = 0.0
         return type(self)((first, *self.weights[1:]), self.biases)
 
+    def hidden(self, numbers: Floats, positions: Sequence[int]) -> Floats:
+        """(rows, units): the last hidden layer."""
+        return np.maximum(self._below(numbers, positions), 0)
+
+    @lazy
+    def _below(self) -> Layers:
+        """The network without its last layer."""
+        return Layers(self.weights[:-1], self.biases[:-1])
+
     def __call__(self, numbers: Floats, positions: Sequence[int]) -> Floats:
         """Outputs of rows that share their choices; a one-hot input is just a row of the first weights."""
         first, *others = self._layers(numbers.shape[1], tuple(positions))

@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration, Predictor
 from kernelcast.forecast.calibration import FamilyCalibration
 from kernelcast.forecast.conditions import DEFAULT, Conditions
-from kernelcast.forecast.learned import Learned, load
+from kernelcast.forecast.learned import weights_of
 from kernelcast.forecast.prior import CallPoints, Doubles, Prior, PriorScales, plain_prior
 from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu, gpu
@@ -25,7 +25,7 @@ LEAST_ROWS = 10
 _FOLDS = 20  # cross-validation folds of shapes
 _FEW = 30  # rows with which the interval is half the prior's (or the family's) and half what the errors say
 _T_REACH = 1.5332  # scales to either side that hold 80% of Student's t with four degrees, which priors are learned with
-_OUTSIDE = 0.1  # share of calls below the interval, and above: it holds 80%
+_OUTSIDE = 0.08  # share of held-out calls on either side of the interval; of others, which chose no setting, 10%
 _LEAST_SPREAD = 0.05  # of a feature's scale: a feature that hardly varies must not dominate distances
 _PROCESS_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # that are tried; the rest is a constant of the configuration
 _MEAN = np.sqrt(2 / np.pi)  # mean size of a normal error of standard deviation 1
@@ -61,8 +61,9 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
     prior = prior_of(rows, base)
     placed = rows.placed(prior)
     error = rows.target / rows.width
-    setting = most_likely_scales(prior, placed, error)
-    process = fit(prior, placed, error, setting, shapes(rows) % _FOLDS)
+    group = shapes(rows) % _FOLDS
+    setting = chosen_scales(prior, placed, error, group)
+    process = fit(prior, placed, error, setting, group)
     form, configuration = (np.array([labels[at] for labels in rows.shared])[rows.code] for at in (0, 2))
     by_process = (error - process.left_out) * rows.width
     share, constant = _mixture(placed, rows.target, by_process)
@@ -97,12 +98,12 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
 
 def prior_of(rows: Residuals, base: Predictor) -> Prior:
     """The prior of the errors of this family: learned with its weights, or the default."""
-    weights = load(base.folder, rows.family) if isinstance(base, Learned) else getattr(base, "weights", None)
-    learned: Prior | None = getattr(weights, "prior", None)
-    if learned is not None:
-        return learned
-    spread = rows.values.std(axis=0, dtype=np.float64)
-    return plain_prior(rows.names, rows.values.mean(axis=0), np.maximum(spread, _LEAST_SPREAD).astype(np.float32))
+    weights = weights_of(base, rows.family)
+    prior = weights.prior if weights else None
+    if prior is None:
+        spread = np.maximum(rows.values.std(axis=0, dtype=np.float64), _LEAST_SPREAD).astype(np.float32)
+        prior = plain_prior(rows.names, rows.values.mean(axis=0), spread)
+    return prior.with_hidden(rows.hidden)
 
 
 def _mixture(rows: CallPoints, target: Doubles, by_process: Doubles) -> tuple[Doubles, Doubles]:
@@ -120,13 +121,9 @@ def _mixture(rows: CallPoints, target: Doubles, by_process: Doubles) -> tuple[Do
 def _by_format(rows: Residuals, form: NDArray[Any], after: NDArray[np.float64]) -> dict[str, tuple[int, float, float]]:
     """Rows, error before and after, of each format."""
     before, corrected = rows.percent(np.zeros(len(rows))), rows.percent(after)
+    members = {str(name): form == name for name in np.unique(form)}
     return {
-        str(name): (
-            int((form == name).sum()),
-            float(before[form == name].mean()),
-            float(corrected[form == name].mean()),
-        )
-        for name in np.unique(form)
+        name: (int(at.sum()), float(before[at].mean()), float(corrected[at].mean())) for name, at in members.items()
     }
 
 
@@ -157,14 +154,13 @@ def _reach(left_out: NDArray[np.float64], before: tuple[float, float]) -> tuple[
 # ---- the Gaussian process of a family's residuals
 
 
-MAX_POINTS = 1500  # more rows than that count through a sample
+MAX_POINTS = 2000  # more rows than that count through a sample
 _FEW_POINTS = 256  # that set the uncertainty of a correction
-_SEARCH_ROWS = 350  # that choose the setting
+_SEARCH_ROWS = 450  # that choose the setting
 _DEGREES = 4.0  # of freedom of the noise
 _ROUNDS = 3
 _JITTER = 1e-5
-_USUAL_SIZE = float(np.log(0.6745 + 0.05))  # log of the median size of a normal error, as ``fit`` takes it
-_NOISE_RANGE = (0.3, 16.0)  # factors on the variance
+_LARGEST = 16.0  # factor on all variances together
 _SHRUNK = 8  # rows with which a configuration's spread counts as much as that of its format (and that, its family's)
 _LEAST_ERROR = 0.05  # of the width: measurements are no closer together than that
 # Factors that are tried, and the standard deviation of the prior of their logs.
@@ -174,6 +170,7 @@ _TRIED = {
     "unshared": ((0.1, 0.3, 1.0, 3.0, 10.0), 1.4),
     "length": ((0.5, 0.7, 1.0, 1.5), 1.0),
     "biases": ((0.05, 0.3, 1.0, 4.0), 1.4),
+    "hidden": ((0.03, 0.1, 0.3, 1.0, 3.0, 10.0), 1.4),
 }
 
 
@@ -182,35 +179,33 @@ def penalty(setting: PriorScales) -> float:
     return float(sum(0.5 * (np.log(getattr(setting, name)) / width) ** 2 for name, (_, width) in _TRIED.items()))
 
 
-def most_likely_scales(prior: Prior, rows: CallPoints, error: Doubles) -> PriorScales:
-    """The maximum a posteriori setting: one factor after the other, until none gets better."""
+def chosen_scales(prior: Prior, rows: CallPoints, error: Doubles, group: NDArray[np.intp]) -> PriorScales:
+    """The setting with which held-out errors are least, and ``penalty`` small: one factor after the other, until none
+    gets better. The likelihood of the errors takes for noise what a few hundred calls of a wild kernel can teach."""
     if len(rows) > _SEARCH_ROWS:
         picked = np.sort(np.random.default_rng(0).choice(len(rows), _SEARCH_ROWS, replace=False))
-        rows, error = rows.select(picked), error[picked]
+        rows, error, group = rows.select(picked), error[picked], group[picked]
     weight = _outlier_weights(rows, error)
-    score = functools.cache(lambda setting: _improbability(prior, rows, error, weight, setting))
+
+    def left_out(setting: PriorScales) -> tuple[Doubles, Doubles]:
+        among = prior.covariance(rows, rows, setting) + np.diag(prior.noise * setting.noise / weight + _JITTER)
+        return _left_out(np.asarray(np.linalg.inv(among), dtype=np.float64), error, group)
+
+    @functools.cache
+    def score(setting: PriorScales) -> float:
+        return float(len(error) * np.log(np.mean(np.abs(left_out(setting)[0])) + _JITTER)) + penalty(setting)
+
     best, before = PriorScales(), np.inf
     while score(best) < before:
         before = score(best)
         for name, (factors, _) in _TRIED.items():
             tried = [best, *(replace(best, **{name: factor}) for factor in factors)]
             best = min(tried, key=score)
-    return best
-
-
-def _improbability(prior: Prior, rows: CallPoints, error: Doubles, weight: Doubles, setting: PriorScales) -> float:
-    noise = prior.noise * setting.noise / weight + _JITTER
-    return _negative_log_likelihood(prior.covariance(rows, rows, setting), noise, error) + penalty(setting)
-
-
-def _negative_log_likelihood(covariance: Doubles, noise: Doubles, error: Doubles) -> float:
-    """Negative log likelihood of the errors under this covariance and noise, up to a constant."""
-    covariance[np.diag_indices_from(covariance)] += noise
-    try:
-        factor = np.linalg.cholesky(covariance)
-    except np.linalg.LinAlgError:  # rounding: nothing but noise is as good
-        return np.inf
-    return float(0.5 * np.sum(np.linalg.solve(factor, error) ** 2) + np.sum(np.log(np.diag(factor))))
+    # All parts larger or smaller by one factor predict alike: what errors they expect is by the size of the held-out.
+    left, variance = left_out(best)
+    usual = float(np.median(left**2 / variance)) / 0.6745**2  # 1 of normal errors
+    larger = float(np.clip(usual ** (len(error) / (len(error) + _FEW)), 1 / _LARGEST, _LARGEST))
+    return replace(best, **{name: larger * getattr(best, name) for name in ("biases", "smooth", "hidden", "noise")})
 
 
 def _outlier_weights(rows: CallPoints, error: Doubles) -> Doubles:
@@ -226,11 +221,11 @@ def _log_spread(error: Doubles) -> float:
 
 
 def _by_configuration(
-    rows: CallPoints, values: Doubles, of: Callable[[Doubles], Any], shrunk: float = _SHRUNK, whole: float | None = None
+    rows: CallPoints, values: Doubles, of: Callable[[Doubles], Any], shrunk: float = _SHRUNK
 ) -> Doubles:
-    """(rows,) a statistic of each row's configuration, drawn to that of its format, and that to the family's (or
-    ``whole``), the more the fewer rows there are."""
-    result = np.full(len(values), float(of(values)) if whole is None else whole)
+    """(rows,) a statistic of each row's configuration, drawn to that of its format, and that to the family's, the more
+    the fewer rows there are."""
+    result = np.full(len(values), float(of(values)))
     for codes in (rows.format, rows.configuration):
         for number in np.unique(codes):
             at = np.flatnonzero(codes == number)
@@ -249,7 +244,7 @@ class ProcessFit:
     """The posterior given the measured errors, and the held-out residual of each row."""
 
     weights: Doubles  # (rows,)
-    noise: Doubles  # (rows,) its variance: of the configuration, and larger for outliers
+    noise: Doubles  # (rows,) its variance: larger for outliers
     few: NDArray[np.intp]  # rows that set the uncertainty of a correction
     factor: Doubles  # the inverse of the Cholesky factor of their covariance
     left_out: Doubles  # (rows,) held-out residual: its group is predicted from the others
@@ -260,28 +255,31 @@ def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, gr
     """Condition the prior on the errors. ``group``: calls that are left out together, with which each is scored."""
     covariance = prior.covariance(rows, rows, setting)
     usual = prior.noise * setting.noise + _JITTER
-    noise, weight = np.full(len(rows), usual), np.ones(len(rows))
+    noise = np.full(len(rows), usual)
     for _ in range(_ROUNDS):
-        inverse = np.linalg.inv(covariance + np.diag(noise / weight))
-        solved = inverse @ error
-        # Errors of single calls, each left out, over what the process expects: where a configuration's are larger or
-        # smaller than that, so is its noise.
-        off = np.log(np.abs(solved) / np.sqrt(np.diag(inverse)) + _LEAST_ERROR) - _USUAL_SIZE
-        more = _by_configuration(rows, off, np.median, _FEW, whole=0.0)
-        noise = usual * np.clip(noise / usual * np.exp(more), *_NOISE_RANGE)
-        weight = np.minimum(_weights(error - covariance @ solved, np.sqrt(noise)), 1.25)
-    noise = noise / weight
-    inverse = np.linalg.inv(covariance + np.diag(noise))
+        said = covariance @ np.linalg.solve(covariance + np.diag(noise), error)
+        noise = usual / np.minimum(_weights(error - said, np.sqrt(usual)), 1.25)
+    inverse = np.asarray(np.linalg.inv(covariance + np.diag(noise)), dtype=np.float64)
+    left, variance = _left_out(inverse, error, group)
+    variance += usual - noise
+    few = spread_out(rows.position, _FEW_POINTS)
+    factor = np.linalg.inv(np.linalg.cholesky(covariance[np.ix_(few, few)] + np.diag(noise[few])))
+    others = np.setdiff1d(np.arange(len(rows)), few)  # of them the few say what they say of calls not measured
+    known = np.sum((covariance[np.ix_(others, few)] @ factor.T) ** 2, axis=1)
+    variance[others] = np.diag(covariance)[others] - known + usual
+    return ProcessFit(inverse @ error, noise, few, factor, left, np.sqrt(np.maximum(variance, 1e-9)))
+
+
+def _left_out(inverse: Doubles, error: Doubles, group: NDArray[np.intp]) -> tuple[Doubles, Doubles]:
+    """Of each row the error that is left where its group is predicted from the others, and its variance.
+    ``inverse``: of the covariance with noise."""
     solved = inverse @ error
-    left, spread = np.empty(len(rows)), np.empty(len(rows))
+    left, variance = np.empty(len(error)), np.empty(len(error))
     for number in np.unique(group):
         at = np.flatnonzero(group == number)
         among = np.linalg.inv(inverse[np.ix_(at, at)])
-        left[at] = among @ solved[at]
-        spread[at] = np.sqrt(np.maximum(np.diag(among) - noise[at] + usual, 1e-9))
-    few = spread_out(rows.position, _FEW_POINTS)
-    small = covariance[np.ix_(few, few)] + np.diag(noise[few])
-    return ProcessFit(solved, noise, few, np.linalg.inv(np.linalg.cholesky(small)), left, spread)
+        left[at], variance[at] = among @ solved[at], np.diag(among)
+    return left, variance
 
 
 def spread_out(positions: Doubles, count: int) -> NDArray[np.intp]:

@@ -16,9 +16,10 @@ from kernelcast.forecast import Predictor, PredictorInput
 from kernelcast.forecast.calibration import LEAST_WIDTH, REACH, categorical_inputs
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, aligned
+from kernelcast.forecast.learned import hidden_units
 from kernelcast.forecast.predict import CHUNK_CALLS, by_configuration, predictor_input
 from kernelcast.forecast.predict_table import add_too_fast, rotations_of
-from kernelcast.forecast.prior import CallPoints, Prior, sharers
+from kernelcast.forecast.prior import CallPoints, Prior, sharers, with_hidden
 from kernelcast.forecast.table import BadRows, Rows, grouped
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.limits import Rotation
@@ -34,6 +35,7 @@ class Residuals:
     family: str
     names: tuple[str, ...]
     values: NDArray[np.float32]
+    hidden: NDArray[np.float32]  # units of the networks
     shared: tuple[tuple[str, str, str], ...]  # by code: format, stack and configuration
     code: NDArray[np.intp]  # index of each row in ``shared``
     leaning: NDArray[np.float64]  # log of predicted over generic time
@@ -58,7 +60,8 @@ class Residuals:
 
     def placed(self, prior: Prior) -> CallPoints:
         """The calls as a prior sees them, in the digits that a file keeps."""
-        position = prior.positions(self.names, self.values).astype(np.float16).astype(np.float64)
+        position = prior.positions(*with_hidden(self.names, self.values, self.hidden))
+        position = position.astype(np.float16).astype(np.float64)
         return CallPoints.of(position, self.leaning, self.shared, self.code)
 
     def percent(self, correction: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -154,6 +157,7 @@ def _estimates(
                     family=kernel.family,
                     names=features.names,
                     values=features.values,
+                    hidden=hidden_units(base, inputs),
                     shared=(sharers(categorical_inputs(inputs)),),
                     code=np.zeros(len(at), dtype=np.intp),
                     leaning=np.log(estimate.time_s / features.estimate_s),
@@ -182,7 +186,7 @@ _TIMES = ("leaning", "time_s", "low", "high", "bound_s", "latency_s")
 
 
 def select(rows: Residuals, keep: NDArray[Any]) -> Residuals:
-    taken: dict[str, Any] = {name: getattr(rows, name)[keep] for name in ("values", "code", *_TIMES)}
+    taken: dict[str, Any] = {name: getattr(rows, name)[keep] for name in ("values", "hidden", "code", *_TIMES)}
     return replace(rows, **taken)
 
 
@@ -196,6 +200,7 @@ def _joined(parts: list[Residuals]) -> Residuals:
         family=parts[0].family,
         names=names,
         values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
+        hidden=np.concatenate([part.hidden for part in parts]),
         shared=tuple(labels),
         code=np.concatenate([np.full(len(part), labels.index(key)) for part, key in zip(parts, keys, strict=True)]),
         **columns,

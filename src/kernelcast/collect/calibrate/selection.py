@@ -65,8 +65,10 @@ def next_calls(
         gains[best] = parts[best].gain
     order = np.array([parts[family].at[row] for family, row in picked], dtype=np.intp)
     total = sum(len(part.reference) for part in parts)
-    before, after = (100 * sum(np.sum(part.errors[side]) for part in parts) / total for side in (0, 1))
-    return Selection(order, float(before), float(after))
+    before, after = (
+        np.concatenate(sizes).sum() for sizes in ([p.before for p in parts], [p.expected() for p in parts])
+    )
+    return Selection(order, float(100 * before / total), float(100 * after / total))
 
 
 class _Candidates:
@@ -98,17 +100,12 @@ class _Candidates:
         self.own = np.diag(self.among).copy()
         self.taken: list[Doubles] = []  # columns of the Cholesky factor, one a call that was taken
         self.width = rows.width[self.reference]
-        self.before = self._expected()
+        self.before = self.expected()
         self.free = np.ones(len(keep), dtype=bool)
 
-    def _expected(self) -> Doubles:
+    def expected(self) -> Doubles:
         """Size of the error that is expected of each reference call."""
         return np.asarray(_MEAN * self.width * np.sqrt(np.maximum(self.left, 0) + self.noise))
-
-    @property
-    def errors(self) -> tuple[Doubles, Doubles]:
-        """Expected of the reference calls, before any was taken and now."""
-        return self.before, self._expected()
 
     @property
     def gain(self) -> Doubles:
