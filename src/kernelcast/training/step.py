@@ -16,7 +16,7 @@ from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.end_to_end import Setting
 from kernelcast.forecast.predict_table import Times
-from kernelcast.hardware import Gpu
+from kernelcast.hardware import Gpu, root_of
 from kernelcast.hardware import gpu as named_gpu
 from kernelcast.ops.work import Array
 from kernelcast.results import NOTHING, HtmlRepr, Interval
@@ -28,6 +28,7 @@ from kernelcast.schedule import (
     Memory,
     Timeline,
     host,
+    usual_host,
 )
 from kernelcast.schedule.timeline import stream_ends
 from kernelcast.stacks import stack as named_stack
@@ -394,7 +395,7 @@ def run_step(
     *,
     tf32: bool = False,
     graph: bool = False,
-    on: str | Host = "server",
+    on: str | Host | None = None,
     times: Times | None = None,
     oversized: bool = False,
 ) -> Step:
@@ -405,7 +406,7 @@ def run_step(
         raise KernelcastError(f"{trace.name} launches no kernel")
     if not oversized:
         check_fits(trace, gpu)
-    machine = calibrated_host(on, conditions)
+    machine = calibrated_host(on or usual_host(root_of(gpu).id), conditions)
     times = times or Times(gpu, conditions)
     settings = OpSettings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
     kernels = list(enumerate(predict_ops(trace.ops, times, lambda op: op_cost(op, settings, gpu))))

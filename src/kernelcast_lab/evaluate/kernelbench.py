@@ -7,15 +7,13 @@ from dataclasses import replace
 
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.results import Interval
-from kernelcast.schedule import host
+from kernelcast.schedule import usual_host
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.step import Step, run_step
 from kernelcast_lab.data.kernelbench import MODES, build
 
 # The same call again and again finds in L2 whatever the one before it left there.
 REPEATED = Conditions(rotation=1.0, input_rotation=1.0)
-# The first event is recorded right before the call: what a training or serving loop does between steps is outside.
-EVENTS = replace(host("server"), step_s=0.0)
 
 
 @functools.lru_cache(maxsize=8)  # rows of one problem follow one another on several GPUs and in several modes
@@ -32,7 +30,8 @@ def forecast(problem: str, version: str, mode: str, gpu: str) -> Step:
     fused, graph = MODES[mode]
     step = traced(problem, version)
     step = fuse(step) if fused else replace(step, compiled=graph)  # torch.compile's own graphs of eager kernels
-    return run_step(step, gpu, REPEATED, graph=graph, on=EVENTS)
+    # The first event is recorded right before the call: what a training or serving loop does between steps is outside.
+    return run_step(step, gpu, REPEATED, graph=graph, on=replace(usual_host(gpu), step_s=0.0))
 
 
 def times(step: Step) -> dict[str, Interval]:
