@@ -137,7 +137,7 @@ class Host:
     faster: float  # share of its time that it may need less, eight times of ten
     slower: float  # and more
     sources: tuple[tuple[str, str], ...]
-    series_s: float = 0.0  # each of the many kernels that one op launches from a loop of its own; 0: as launch_s
+    series_s: float = 0.0  # each further kernel that a library launches for the same op; 0: as launch_s
     compiled_s: float = 0.0  # a call of a compiled step: guards, and the wrapper around its kernels
     gpus: Sequence[str] = ()  # that such machines are sold or rented with
 

@@ -154,9 +154,9 @@ def launch_costs(trace: Trace, machine: Host) -> Array:
 
 
 def launching_s(launches: float, machine: Host) -> float:
-    """Host time of the kernels that one op launches; a series of them costs the op itself once."""
+    """Host time of the kernels that one op launches: PyTorch's dispatcher once, for each more the library's launch."""
     each_s = machine.series_s or machine.launch_s
-    return machine.launch_s * min(launches, SERIES) + each_s * max(0, launches - SERIES)
+    return machine.launch_s * min(launches, 1.0) + each_s * max(0.0, launches - 1)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,6 @@ class LaunchQueue:
 # Campaigns take other inputs for every call, so the learned predictor is most accurate in that state; what L2 still
 # holds of what an op before has made, `l2_reuse` finds out.
 STEP = Conditions(input_rotation=np.inf)
-SERIES = 32  # kernels of one op, from which on they are a loop's of a library, as of cuDNN's recurrent networks
 LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from which a run counts as launch-bound
 
 
