@@ -67,6 +67,15 @@ def test_a_network_has_the_parameters_of_torchvisions(problem: str, parameters: 
     assert sum(x.numel() for x in module.parameters()) == parameters
 
 
+def test_python_calls_are_those_of_the_benchmarks_modules() -> None:
+    """Before the first op ``Module.__call__`` has called two functions of PyTorch and ``forward``; nothing between
+    operators of tensors."""
+    (relu,) = traced("level1/19_ReLU", "old").kernels
+    assert relu.at == 3
+    product, *others = traced("level2/9_Matmul_Subtract_Multiply_ReLU", "old").kernels
+    assert all(each.at == product.at for each in others)
+
+
 def test_the_first_event_is_recorded_right_before_the_call() -> None:
     eager = times(forecast("level1/19_ReLU", "old", "torch", "h100_sxm"))
     kernels, wall = eager["kernel_time_s"], eager["time_s"]

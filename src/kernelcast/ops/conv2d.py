@@ -273,13 +273,14 @@ class Conv2dWgrad(Conv2d):
 
 
 def _skips_taps(calls: Calls, sizes: ConvSizes, gpu: Gpu) -> NDArray[np.bool_]:
-    """Whether the gradient of a strided input skips taps that meet no output. Kernels of Hopper do (``dgrad_..._indexed``
-    in profiles); before them those of two axes on tensor cores (CUTLASS's iterators of ``Conv2dDgrad`` have a strided
-    form, those of ``Conv3dDgrad`` visit every tap), none on vector units: fp32 on Turing."""
+    """Whether the gradient of a strided input skips taps that meet no output. Hopper's kernels do
+    (``dgrad_implicit_gemm_indexed`` in profiles); before them those of two axes on tensor cores (CUTLASS's iterators of
+    ``Conv2dDgrad`` have a strided form, those of ``Conv3dDgrad`` test every tap), none on vector units: fp32 on Turing.
+    """
     if gpu.instruction_path not in (MMA_SYNC, FMA):
         return np.ones(calls.count, dtype=bool)
     flat = (sizes.axes[0].length == 1) & (sizes.axes[0].kernel == 1)
-    return np.asarray(flat & (matmul_pipe(gpu, calls.dtype.name) == "tensor"))
+    return np.broadcast_to(flat & (matmul_pipe(gpu, calls.dtype.name) == "tensor"), (calls.count,))
 
 
 def _packed(sizes: ConvSizes) -> tuple[Array, Array, Array]:
