@@ -14,7 +14,7 @@ __all__ = [
     "Timeline",
     "host",
     "host_ids",
-    "usual_host",
     "joined",
     "shares",
+    "usual_host",
 ]  # fmt: skip

@@ -184,7 +184,8 @@ class LaunchQueue:
         busy_s = np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels])
         # the first of many kernels runs while the others are launched, no faster than that
         more_s = np.maximum(0.0, launches_s[launching] - machine.launch_s) * (not graph)
-        once_s = machine.graph_s + machine.compiled_s * compiled
+        # torch.compile copies a call's inputs to where the graph reads them (cudagraph_trees.py)
+        once_s = machine.graph_s + (machine.compiled_s + machine.launch_s) * compiled
         return cls(
             kernels=kernels,
             indices=tuple(kernels_by_op[i][0] for i in launching),
