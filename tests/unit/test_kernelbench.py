@@ -83,12 +83,14 @@ def test_the_first_event_is_recorded_right_before_the_call() -> None:
 
 
 def test_fusion_leaves_fewer_kernels_and_a_graph_waits_less() -> None:
+    modes = ("torch", "inductor_default", "inductor_reduce-overhead")
     problem = "level2/81_Gemm_Swish_Divide_Clamp_Tanh_Clamp"
-    eager, fused, graph = (
-        forecast(problem, "old", mode, "a100_sxm") for mode in ("torch", "inductor_default", "inductor_reduce-overhead")
-    )
+    eager, fused, graph = (forecast(problem, "old", mode, "a100_sxm") for mode in modes)
     assert [len(step.kernels) for step in (eager, fused, graph)] == [7, 2, 2]  # GEMM with bias, six element-wise
-    assert graph.time_s < fused.time_s
+    # a graph costs as much as launching a few kernels
+    assert graph.time_s == pytest.approx(fused.time_s, rel=0.15)
+    _, network, replayed = (forecast("level3/4_LeNet5", "old", mode, "a100_sxm") for mode in modes)
+    assert replayed.time_s < network.time_s
     assert fused.kernel_time_s < eager.kernel_time_s
     assert fused.idle_s > fused.host.compiled_s  # guards and the wrapper: a few small ops gain nothing by a compiler
 
