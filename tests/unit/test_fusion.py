@@ -172,6 +172,21 @@ def test_softmax_and_logsumexp_of_any_axis_join_what_surrounds_them(dim: int) ->
     assert names(found) == [FUSED] and boundary_bytes(found.ops[0].inputs) == 8 * 64 * 128 * 4
 
 
+def test_a_convolution_channels_last_is_copied_to_the_format_of_the_eager_result() -> None:
+    convolution, copy = fuse(traced(nn.Conv2d(16, 64, 3, bias=False), (8, 16, 30, 30))).ops
+    assert convolution.outputs[0].stride[1] == 1 and (copy.name, copy.outputs[0].stride[3]) == (FUSED, 1)
+    assert moved(copy) == 2 * 8 * 64 * 28 * 28 * 4
+    joined = fuse(traced(nn.Sequential(nn.Conv2d(16, 64, 3, bias=False), nn.ReLU()), (8, 16, 30, 30))).ops
+    assert [op.name for op in joined] == ["convolution", FUSED]  # which writes it so
+    assert moved(joined[1]) == moved(copy)
+
+
+@pytest.mark.parametrize(("window", "name"), [(5, FUSED), (6, "max_pool2d_with_indices")])
+def test_small_windows_are_pooled_where_the_result_is_needed(window: int, name: str) -> None:
+    found = fuse(traced(nn.Sequential(nn.MaxPool2d(window), nn.ReLU()), (8, 16, 60, 60)))
+    assert names(found)[0] == name and len(found.ops) == (1 if name == FUSED else 2)
+
+
 def test_both_branches_of_a_sum_run_where_it_is_made() -> None:
     found = fuse(traced(lambda x, w, v: (x @ w).relu() + (x @ v).tanh(), (ROWS, COLS), (COLS, COLS), (COLS, COLS)))
     assert sorted(names(found)) == [FUSED, "mm", "mm"]

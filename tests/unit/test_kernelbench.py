@@ -86,7 +86,9 @@ def test_fusion_leaves_fewer_kernels_and_a_graph_waits_less() -> None:
     modes = ("torch", "inductor_default", "inductor_reduce-overhead")
     problem = "level2/81_Gemm_Swish_Divide_Clamp_Tanh_Clamp"
     eager, fused, graph = (forecast(problem, "old", mode, "a100_sxm") for mode in modes)
-    assert [len(step.kernels) for step in (eager, fused, graph)] == [7, 2, 2]  # GEMM with bias, six element-wise
+    assert [len(step.kernels) for step in (eager, fused, graph)] == [7, 2, 3]  # GEMM with bias, six element-wise
+    copy = graph.kernels[0].op  # of the input, to where the graph reads it
+    assert (copy.name, copy.inputs[0].shape) == ("clone", eager.kernels[0].op.arguments[1].shape)
     # a graph costs as much as launching a few kernels
     assert graph.time_s == pytest.approx(fused.time_s, rel=0.15)
     _, network, replayed = (forecast("level3/4_LeNet5", "old", mode, "a100_sxm") for mode in modes)

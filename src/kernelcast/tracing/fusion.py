@@ -40,7 +40,10 @@ _NORMALISE, _GROUP_NORM, _LAYER_NORM = "_native_batch_norm_legit_no_training", "
 _LONGEST_ROW = (
     8192  # a longer one is split among CTAs, so that its statistics are a kernel (Reduction.num_splits in ir.py)
 )
-_TAKEN_APART = (*_NORMS, "logsumexp")  # PyTorch's kernels of these do more
+# Windows of pooling that are read where the result is needed (lowering.py falls back to PyTorch's kernel beyond).
+_POOLING, _LARGEST_WINDOW = ("max_pool2d_with_indices", "avg_pool2d"), 25
+# PyTorch's kernels of these do more; its copies to another memory format skip through memory, Triton's go by tiles.
+_TAKEN_APART = (*_NORMS, *_POOLING, *_COPIES, "logsumexp")
 _NORM_FLOPS = 4.0
 # Ops whose output has the memory format of their input, beside element-wise ones and copies.
 _KEEP_FORMAT = (*_NORMS, "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "cat", "constant_pad_nd",
@@ -138,7 +141,17 @@ def _lowered(trace: Trace) -> tuple[Op, ...]:
             last.add(op.arguments[1].storage)
         arguments, options = _mapped(op.arguments, moved), _mapped(op.options, moved)
         ops[at] = replace(op, arguments=arguments, options=options, outputs=_mapped(op.outputs, moved))
-    return tuple(ops)
+    return (*ops, *_as_eager(ops, last, apart))
+
+
+def _as_eager(ops: Sequence[Op], last: Container[int], apart: Iterator[int]) -> Iterator[Op]:
+    """What nobody reads is a result: it is copied to the format that the eager model gives it (keep_output_stride)."""
+    read = {x.storage for op in ops for x in op.inputs}
+    for op in ops:
+        for x in op.outputs[:1]:
+            if x.storage in last and x.storage not in read and len(x.shape) == 4:
+                result = replace(in_format(x, last=False), storage=next(apart))
+                yield replace(op, name="clone", arguments=(x,), options={}, outputs=(result,))
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -290,6 +303,10 @@ def _walk(op: Op) -> _Walk:
     if op.name in _NORMS and op.phase == "forward" and not any(flag is True for flag in op.arguments):
         elements = op.outputs[0].elements
         return _Walk(elements, 0, True, _NORM_FLOPS * elements)
+    if op.name in _POOLING and op.phase == "forward":
+        kernel = op.arguments[1]
+        window = kernel[0] * kernel[-1] if isinstance(kernel, (list, tuple)) else kernel * kernel
+        return _Walk(op.outputs[0].elements, 0, window <= _LARGEST_WINDOW, float(window * op.outputs[0].elements))
     name = kernel_name(op)
     if name is not None or op.name in _COPIES:
         elements = (op.outputs or op.inputs)[0].elements

@@ -60,8 +60,11 @@ class StepParameters(Question):
     graph: Annotated[bool, option(help="kernels replay from a CUDA graph")] = False
     host: Annotated[
         str | None,
-        option(metavar="NAME", help="whose time to launch kernels; default: a server of the GPU's years",
-               values=shared.host_names),
+        option(
+            metavar="NAME",
+            help="whose time to launch kernels; default: a server of the GPU's years",
+            values=shared.host_names,
+        ),
     ] = None
     dp: Annotated[int, option(help="data parallel size; --batch is per rank")] = 1
     tp: shared.Tp = 1
