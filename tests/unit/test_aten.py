@@ -46,6 +46,16 @@ def test_a_linear_and_its_gradients_by_how_operands_lie() -> None:
     assert one(op("mm", Tensor((128, 300), (1, 128), "bf16"), x, out=dense(128, 64)))["layout"] == "nt"
 
 
+def test_a_matrix_by_a_column_is_a_row_by_its_transpose() -> None:
+    """cuBLAS runs both as a matrix-vector product."""
+    column = dense(4096, 1)
+    for found in (op("mm", dense(256, 4096), column, out=dense(256, 1)), op("mv", dense(256, 4096), dense(4096))):
+        sizes = one(found)
+        assert (sizes["op"], sizes["m"], sizes["n"], sizes["k"], sizes["layout"]) == ("gemm", 1, 256, 4096, "tn")
+    across = Tensor((256, 4096), (1, 256), "bf16")
+    assert one(op("mm", across, column, out=dense(256, 1)))["layout"] == "nn"
+
+
 def test_a_batch_that_shares_an_operand_is_one_product() -> None:
     a, b = Tensor((7, 16, 64), (0, 64, 1), "bf16"), dense(7, 64, 32)
     found = one(op("bmm", a, b, out=dense(7, 16, 32)))
@@ -215,3 +225,12 @@ def test_facts_of_tensors() -> None:
     assert (expanded.elements, expanded.distinct, expanded.bytes) == (4096, 1024, 2048)
     assert dense(3, 4).dense and Tensor((4, 3), (1, 4), "fp32").dense
     assert not Tensor((3, 4), (8, 1), "fp32").dense and not expanded.dense
+
+
+def test_logsumexp_is_nine_kernels() -> None:
+    """amax; abs, eq, masked_fill of the maxima; sub, exp; sum; log, add."""
+    x = dense(64, 1000, dtype="fp32")
+    found = calls(op("logsumexp", x, [1], True, out=dense(64, 1, dtype="fp32")))
+    assert [each["op"] for each in found] == [
+        "reduce_sum", "neg", "add", "masked_fill", "pointwise", "exp", "reduce_sum", "log", "add",
+    ]  # fmt: skip

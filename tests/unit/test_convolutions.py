@@ -100,6 +100,19 @@ def test_strided_dgrad_skips_the_taps_that_meet_nothing() -> None:
     assert of(point, "activation_bytes") == (32 * 49 * 512 + 32 * 196 * 256) * 2
 
 
+@pytest.mark.parametrize(
+    ("target", "dtype", "depth", "visited"),
+    [("h200_sxm", "tf32", 8, 8), ("a100_sxm", "tf32", 1, 4), ("a100_sxm", "tf32", 8, 1), ("t4", "fp32", 1, 1)],
+)
+def test_strided_dgrad_of_older_kernels_visits_every_tap(target: str, dtype: str, depth: int, visited: int) -> None:
+    """Stride 2 leaves an eighth of 3x3x3 taps, a quarter of 3x3, where kernels skip the others."""
+    frames = {"depth": depth, "kernel_d": 3, "stride_d": 2, "padding_d": 1} if depth > 1 else {}
+    call = kernel("conv2d_dgrad", **{**RESNET, "stride": 2}, **frames, dtype=dtype)
+    work = type(call).work(columns_of([call]), gpu(target))[0]
+    pixels, taps = 32 * 14 * 14 * depth, 27 if depth > 1 else 9
+    assert of(work, "useful_flops") == pytest.approx(2 * pixels * 256 * 512 * taps / visited)
+
+
 def test_wgrad_is_a_product_over_all_pixels() -> None:
     # m = 512 filters, n = 256 for each of 9 taps, k = 32 · 14 · 14 = 6272, whole or split to fill 132 SMs
     work = one("conv2d_wgrad", **RESNET)

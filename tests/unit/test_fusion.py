@@ -153,6 +153,40 @@ def test_a_norm_with_statistics_of_its_input_reads_it_twice() -> None:
     assert sum(moved(op) for op in found.kernels) == pytest.approx(4 * size, rel=0.02)  # and relu's result is kept
 
 
+def test_a_layer_norm_of_long_rows_reads_them_twice() -> None:
+    """Few long rows are split among CTAs: a kernel for the statistics, one that reads x again and weight and bias."""
+    found = fuse(traced(nn.LayerNorm((4, 4096)), (16, 4, 4096)))
+    x = 16 * 4 * 4096 * 4
+    assert [op.name for op in found.ops] == ["var_mean", FUSED]
+    assert sum(moved(op) for op in found.ops) == pytest.approx(
+        3 * x + 2 * x / 16, rel=0.001
+    )  # read twice, written once
+    assert names(fuse(traced(nn.LayerNorm(4096), (16, 4096)))) == ["native_layer_norm"]
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_softmax_and_logsumexp_of_any_axis_join_what_surrounds_them(dim: int) -> None:
+    found = fuse(traced(lambda x: (x + 1).softmax(dim).sigmoid(), (8, 64, 128)))
+    assert names(found) == [FUSED] and moved(found.ops[0]) == 2 * 8 * 64 * 128 * 4
+    found = fuse(traced(lambda x: torch.logsumexp(x, dim), (8, 64, 128)))
+    assert names(found) == [FUSED] and boundary_bytes(found.ops[0].inputs) == 8 * 64 * 128 * 4
+
+
+def test_a_convolution_channels_last_is_copied_to_the_format_of_the_eager_result() -> None:
+    convolution, copy = fuse(traced(nn.Conv2d(16, 64, 3, bias=False), (8, 16, 30, 30))).ops
+    assert convolution.outputs[0].stride[1] == 1 and (copy.name, copy.outputs[0].stride[3]) == (FUSED, 1)
+    assert moved(copy) == 2 * 8 * 64 * 28 * 28 * 4
+    joined = fuse(traced(nn.Sequential(nn.Conv2d(16, 64, 3, bias=False), nn.ReLU()), (8, 16, 30, 30))).ops
+    assert [op.name for op in joined] == ["convolution", FUSED]  # which writes it so
+    assert moved(joined[1]) == moved(copy)
+
+
+@pytest.mark.parametrize(("window", "name"), [(5, FUSED), (6, "max_pool2d_with_indices")])
+def test_small_windows_are_pooled_where_the_result_is_needed(window: int, name: str) -> None:
+    found = fuse(traced(nn.Sequential(nn.MaxPool2d(window), nn.ReLU()), (8, 16, 60, 60)))
+    assert names(found)[0] == name and len(found.ops) == (1 if name == FUSED else 2)
+
+
 def test_both_branches_of_a_sum_run_where_it_is_made() -> None:
     found = fuse(traced(lambda x, w, v: (x @ w).relu() + (x @ v).tanh(), (ROWS, COLS), (COLS, COLS), (COLS, COLS)))
     assert sorted(names(found)) == [FUSED, "mm", "mm"]

@@ -11,9 +11,9 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.schedule.timeline import COSTS, host
+from kernelcast.schedule.timeline import COSTS, host, usual_host
 from kernelcast.tracing.traced import Footprint, Op, Tensor, Trace
-from kernelcast.training.step import host_counts, launch_costs, run_step
+from kernelcast.training.step import host_counts, launch_costs, launching_s, run_step
 
 torch = pytest.importorskip("torch")
 from kernelcast.collect.host import (  # noqa: E402
@@ -74,6 +74,24 @@ def test_a_program_does_no_more_around_few_ops_than_in_them() -> None:
     ops = launch_costs(step_of(), replace(machine, step_s=1e-12)).sum()
     kernels = sum(op.op_type == "kernel" for op in step_of().ops)
     assert launch_costs(step_of(), machine).sum() == pytest.approx(2 * ops + kernels * machine.launch_s)
+
+
+def test_the_first_kernel_of_an_op_passes_the_dispatcher_and_others_the_library_alone() -> None:
+    machine = host("server")
+    assert launching_s(1, machine) == machine.launch_s
+    assert launching_s(4, machine) == pytest.approx(machine.launch_s + 3 * machine.series_s)
+    assert launching_s(4, replace(machine, series_s=0.0)) == pytest.approx(4 * machine.launch_s)
+
+
+def test_a_gpu_is_in_a_server_of_its_years() -> None:
+    """1.18 x 1.19: instructions per clock of the two generations of cores between Cascade Lake and Sapphire Rapids."""
+    assert [usual_host(name).id for name in ("h200_sxm", "b200_sxm", "rtx_4090")] == ["server"] * 3
+    older = usual_host("a100_sxm")
+    assert older.id == usual_host("t4").id == usual_host("v100_sxm").id == "server_2019"
+    for name in COSTS:
+        assert getattr(older, name) / getattr(host("server"), name) == pytest.approx(1.18 * 1.19, rel=0.02), name
+    assert older.gap_s == host("server").gap_s  # of the GPU
+    assert all(name in kc.gpu_ids() for name in older.gpus)
 
 
 def test_a_slower_host_is_in_the_interval_and_in_the_margin() -> None:

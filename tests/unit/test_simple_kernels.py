@@ -131,6 +131,15 @@ def test_norm_threads_are_whole_warps_and_at_most_1024() -> None:
     assert one("layernorm", rows=1, cols=16384).serial_steps == 2 + 1
 
 
+def test_pytorchs_layer_norm_of_a_very_long_row_waits_for_each_vector() -> None:
+    """A CTA of 128 threads a row: 4,194,304 / (128 · 4) = 8,192 steps for the moments, as many for the output."""
+    work = one("layernorm", rows=16, cols=4_194_304, dtype="fp32", stack="torch")
+    assert (work.tasks, work.threads, work.serial_steps) == (16, 128, 2 * 8192)
+    # 112 of these steps took 58 us of an H200: half a microsecond each
+    assert 112 * work.step_cycles / gpu("h200_sxm").clock_boost_hz == pytest.approx(58e-6, rel=0.05)
+    assert one("layernorm", rows=16, cols=4096, stack="torch").step_cycles == 0  # learned
+
+
 # ---- softmax ----
 
 

@@ -221,7 +221,7 @@ def _profiled(run: Callable[[], None]) -> float:
 
 def write_host(measured: Host, path: Path) -> None:
     """Write the file that ``--host`` takes, atomically."""
-    numbers = [name for name in vars(measured) if name not in ("id", "name", "sources")]
+    numbers = [name for name in vars(measured) if name not in ("id", "name", "gpus", "sources")]
     lines = [
         f'name = "{measured.name}"',
         *(f"{name} = {getattr(measured, name):.3g}" for name in numbers),

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.gpu import FMA, MMA_SYNC
 from kernelcast.ops.base import (
     Calls,
     Configuration,
@@ -42,6 +43,7 @@ from kernelcast.ops.conv_work import (
     transposed,
     untransposed,
 )
+from kernelcast.ops.dtypes import matmul_pipe
 from kernelcast.ops.gemm import product_features
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES
 from kernelcast.ops.work import Array, Work, Works
@@ -159,7 +161,7 @@ class Conv2d(Kernel):
         return broken
 
     @classmethod
-    def plan(cls, calls: Calls, sizes: ConvSizes) -> ConvPlan:
+    def plan(cls, calls: Calls, sizes: ConvSizes, gpu: Gpu) -> ConvPlan:
         dtype, (packed, count, rounds), narrow = calls.dtype, _packed(sizes), _narrow(calls, sizes)
         m, images = _by_image(calls, sizes, sizes.m)
         n, inner = packed * sizes.n, packed * sizes.channels
@@ -176,7 +178,7 @@ class Conv2d(Kernel):
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Of the parameters and of the implicit GEMM: cuDNN selects kernels by both."""
         sizes = ConvSizes(calls)
-        gemm = cls.plan(calls, sizes).product
+        gemm = cls.plan(calls, sizes, gpu).product
         product = product_features(gpu, gemm.m, gemm.columns, gemm.k, gemm.count)
         features = super().shape_features(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
         features |= {f"product_{name}": hint for name, hint in product.items()}
@@ -187,7 +189,7 @@ class Conv2d(Kernel):
         """Tiles of the GEMM; Winograd for 3x3 filters in fp32; vector units for depthwise filters; and kernels that
         transpose or pad the tensors."""
         sizes = ConvSizes(calls)
-        plan = cls.plan(calls, sizes)
+        plan = cls.plan(calls, sizes, gpu)
         work = product_work(gpu, calls.dtype, plan.product)
         if calls.dtype.math == "fp32" and calls.choice("stack") != "torch" and sizes.winograd.any():
             winograd = product_work(gpu, calls.dtype, plan.winograd)
@@ -215,18 +217,19 @@ class Conv2dDgrad(Conv2d):
 
     m = batch · height · width, n = in_channels / groups, k = out_channels / groups · kernel_h · kernel_w, once per
     group. With a stride, pixels fall into stride² classes that meet different taps, each a product (CUTLASS's strided
-    dgrad).
+    dgrad), where a kernel skips the taps that a pixel does not meet (``_skips_taps``).
     """
 
     op = "conv2d_dgrad"
 
     @classmethod
-    def plan(cls, calls: Calls, sizes: ConvSizes) -> ConvPlan:
+    def plan(cls, calls: Calls, sizes: ConvSizes, gpu: Gpu) -> ConvPlan:
         dtype, (packed, count, rounds), narrow = calls.dtype, _packed(sizes), _narrow(calls, sizes)
         classes, pixels = np.ones(calls.count), calls["batch"]
+        skips = _skips_taps(calls, sizes, gpu)
         for axis in sizes.axes:
-            classes = classes * np.minimum(axis.stride, axis.kernel)
-            pixels = pixels * np.ceil(axis.length / axis.stride)  # of a class
+            classes = classes * np.where(skips, np.minimum(axis.stride, axis.kernel), 1.0)
+            pixels = pixels * np.where(skips, np.ceil(axis.length / axis.stride), axis.length)  # of a class
         taps, count = sizes.taps * rounds / classes, count * classes
         m, images = _by_image(calls, sizes, pixels)
         n, inner = packed * sizes.channels, packed * sizes.n
@@ -250,7 +253,7 @@ class Conv2dWgrad(Conv2d):
     op = "conv2d_wgrad"
 
     @classmethod
-    def plan(cls, calls: Calls, sizes: ConvSizes) -> ConvPlan:
+    def plan(cls, calls: Calls, sizes: ConvSizes, gpu: Gpu) -> ConvPlan:
         dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
         pixels, images = _by_image(calls, sizes, sizes.m)
         read = sizes.output_elements + sizes.input_elements
@@ -267,6 +270,17 @@ class Conv2dWgrad(Conv2d):
             streamed_bytes=np.zeros(calls.count),
             activation_bytes=read * dtype.act_bytes + sizes.filter_elements * dtype.out_bytes + partial,
         )  # fmt: skip
+
+
+def _skips_taps(calls: Calls, sizes: ConvSizes, gpu: Gpu) -> NDArray[np.bool_]:
+    """Whether the gradient of a strided input skips taps that meet no output. Hopper's kernels do
+    (``dgrad_implicit_gemm_indexed`` in profiles); before them those of two axes on tensor cores (CUTLASS's iterators of
+    ``Conv2dDgrad`` have a strided form, those of ``Conv3dDgrad`` test every tap), none on vector units: fp32 on Turing.
+    """
+    if gpu.instruction_path not in (MMA_SYNC, FMA):
+        return np.ones(calls.count, dtype=bool)
+    flat = (sizes.axes[0].length == 1) & (sizes.axes[0].kernel == 1)
+    return np.broadcast_to(flat & (matmul_pipe(gpu, calls.dtype.name) == "tensor"), (calls.count,))
 
 
 def _packed(sizes: ConvSizes) -> tuple[Array, Array, Array]:

@@ -1,7 +1,7 @@
 """Schedules: kernels on streams, the host that launches them, links and power, and their totals."""
 
 from kernelcast.schedule.breakdown import EvidenceSummary, KernelTime, Memory, Share, joined, shares
-from kernelcast.schedule.timeline import Event, Host, Lane, Timeline, host, host_ids
+from kernelcast.schedule.timeline import Event, Host, Lane, Timeline, host, host_ids, usual_host
 
 __all__ = [
     "Event",
@@ -16,4 +16,5 @@ __all__ = [
     "host_ids",
     "joined",
     "shares",
+    "usual_host",
 ]  # fmt: skip

@@ -137,8 +137,9 @@ class Host:
     faster: float  # share of its time that it may need less, eight times of ten
     slower: float  # and more
     sources: tuple[tuple[str, str], ...]
-    series_s: float = 0.0  # each of the many kernels that one op launches from a loop of its own; 0: as launch_s
+    series_s: float = 0.0  # each further kernel that a library launches for the same op; 0: as launch_s
     compiled_s: float = 0.0  # a call of a compiled step: guards, and the wrapper around its kernels
+    gpus: Sequence[str] = ()  # that such machines are sold or rented with
 
     def scaled(self, scale: Scale) -> Host:
         """As measured runs found it: its launches so many times as long, and how sure that is."""
@@ -155,6 +156,12 @@ WITH_LAUNCHES = ("series_s", "compiled_s")  # no program of `kernelcast collect 
 
 def host_ids() -> list[str]:
     return ids_in(_FOLDER)
+
+
+@functools.cache
+def usual_host(gpu: str) -> Host:
+    """What launches the kernels of a GPU where nobody says: a CPU of its years."""
+    return next((each for each in map(host, host_ids()) if gpu in each.gpus), host("server"))
 
 
 @functools.cache

@@ -14,6 +14,7 @@ torch/_inductor/graph.py).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,10 +33,17 @@ _ROWS = {
     "_softmax": (7.0, 1.0), "_safe_softmax": (7.0, 1.0), "_log_softmax": (7.0, 1.0),
     "_softmax_backward_data": (4.0, 0.0), "_log_softmax_backward_data": (4.0, 1.0),
 }  # fmt: skip
-_REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "linalg_vector_norm")
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "linalg_vector_norm", "logsumexp")
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
           "_batch_norm_no_update")  # fmt: skip
-_NORMALISE, _GROUP_NORM = "_native_batch_norm_legit_no_training", "native_group_norm"
+_NORMALISE, _GROUP_NORM, _LAYER_NORM = "_native_batch_norm_legit_no_training", "native_group_norm", "native_layer_norm"
+_LONGEST_ROW = (
+    8192  # a longer one is split among CTAs, so that its statistics are a kernel (Reduction.num_splits in ir.py)
+)
+# Windows of pooling that are read where the result is needed (lowering.py falls back to PyTorch's kernel beyond).
+_POOLING, _LARGEST_WINDOW = ("max_pool2d_with_indices", "avg_pool2d"), 25
+# PyTorch's kernels of these do more; its copies to another memory format skip through memory, Triton's go by tiles.
+_TAKEN_APART = (*_NORMS, *_POOLING, *_COPIES, "logsumexp")
 _NORM_FLOPS = 4.0
 # Ops whose output has the memory format of their input, beside element-wise ones and copies.
 _KEEP_FORMAT = (*_NORMS, "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "cat", "constant_pad_nd",
@@ -111,7 +119,7 @@ def fuse(trace: Trace) -> Trace:
 
 def _written_anew(group: _Group) -> bool:
     """Several ops; or one that the compiler has taken apart, of which PyTorch's kernel does more."""
-    return len(group.ops) > 1 or (group.fuses and group.ops[0].name in _NORMS)
+    return len(group.ops) > 1 or (group.fuses and group.ops[0].name in _TAKEN_APART)
 
 
 def _lowered(trace: Trace) -> tuple[Op, ...]:
@@ -133,7 +141,17 @@ def _lowered(trace: Trace) -> tuple[Op, ...]:
             last.add(op.arguments[1].storage)
         arguments, options = _mapped(op.arguments, moved), _mapped(op.options, moved)
         ops[at] = replace(op, arguments=arguments, options=options, outputs=_mapped(op.outputs, moved))
-    return tuple(ops)
+    return (*ops, *_as_eager(ops, last, apart))
+
+
+def _as_eager(ops: Sequence[Op], last: Container[int], apart: Iterator[int]) -> Iterator[Op]:
+    """What nobody reads is a result: it is copied to the format that the eager model gives it (keep_output_stride)."""
+    read = {x.storage for op in ops for x in op.inputs}
+    for op in ops:
+        for x in op.outputs[:1]:
+            if x.storage in last and x.storage not in read and len(x.shape) == 4:
+                result = replace(in_format(x, last=False), storage=next(apart))
+                yield replace(op, name="clone", arguments=(x,), options={}, outputs=(result,))
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -162,14 +180,15 @@ def _without_bias(ops: Iterable[Op], apart: Iterator[int]) -> Iterator[Op]:
 
 def _without_statistics(ops: Iterable[Op], apart: Iterator[int]) -> Iterator[Op]:
     """A norm with statistics of its own input reads it twice: for them, and when they are complete (decompositions of
-    native_batch_norm and native_group_norm in torch/_decomp)."""
+    native_batch_norm and native_group_norm in torch/_decomp); so does one of rows that are split."""
     for op in ops:
-        by_group = op.name == _GROUP_NORM
-        if not by_group and not (op.name in _NORMS and any(flag is True for flag in op.arguments)):
+        by_group, row = op.name == _GROUP_NORM, math.prod(op.arguments[1]) if op.name == _LAYER_NORM else 0
+        if not by_group and row <= _LONGEST_ROW and not (op.name in _NORMS and any(y is True for y in op.arguments)):
             yield op
             continue
-        x, weight, bias = op.arguments[:3]
-        count = op.arguments[3] * op.arguments[6] if by_group else x.shape[1]  # images x groups, or channels
+        x, weight, bias = (op.arguments[0], *op.arguments[2:4]) if row else op.arguments[:3]
+        # images x groups, rows, or channels
+        count = op.arguments[3] * op.arguments[6] if by_group else x.elements // row if row else x.shape[1]
         mean, variance = (Tensor((count,), (1,), "fp32", next(apart)) for _ in range(2))
         yield replace(op, name="var_mean", arguments=(x,), options={}, outputs=(variance, mean))
         yield replace(op, name=_NORMALISE, arguments=(x, weight, bias, mean, variance), options={},
@@ -273,9 +292,9 @@ def _walk(op: Op) -> _Walk:
     if op.name in _ROWS:
         x = op.inputs[0]
         axis = op.argument(1, "dim", -1) if "softmax" in op.name and op.name[-1] != "a" else -1
-        last = not isinstance(axis, int) or axis in (-1, len(x.shape) - 1)
+        cols = x.shape[axis] if isinstance(axis, int) and x.shape else x.cols
         flops, xu_ops = _ROWS[op.name]
-        return _Walk(x.elements, x.cols, last, flops * x.elements, xu_ops * x.elements)
+        return _Walk(x.elements, cols, True, flops * x.elements, xu_ops * x.elements)
     if op.name in _REDUCTIONS and op.outputs and op.inputs:
         x = op.inputs[0]
         kept = max(1, op.outputs[0].elements)
@@ -284,6 +303,10 @@ def _walk(op: Op) -> _Walk:
     if op.name in _NORMS and op.phase == "forward" and not any(flag is True for flag in op.arguments):
         elements = op.outputs[0].elements
         return _Walk(elements, 0, True, _NORM_FLOPS * elements)
+    if op.name in _POOLING and op.phase == "forward":
+        kernel = op.arguments[1]
+        window = kernel[0] * kernel[-1] if isinstance(kernel, (list, tuple)) else kernel * kernel
+        return _Walk(op.outputs[0].elements, 0, window <= _LARGEST_WINDOW, float(window * op.outputs[0].elements))
     name = kernel_name(op)
     if name is not None or op.name in _COPIES:
         elements = (op.outputs or op.inputs)[0].elements

@@ -12,10 +12,10 @@ from kernelcast.energy.power import total
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
-from kernelcast.hardware import Gpu
+from kernelcast.hardware import Gpu, root_of
 from kernelcast.results import Interval, Renamed
 from kernelcast.schedule import Event, Lane, Memory, Timeline
-from kernelcast.schedule.timeline import INTERFERENCE, Collective, Host, StreamSchedule, schedule_streams
+from kernelcast.schedule.timeline import INTERFERENCE, Collective, Host, StreamSchedule, schedule_streams, usual_host
 from kernelcast.tracing.fusion import FUSED
 from kernelcast.tracing.traced import Trace
 from kernelcast.training import pipeline
@@ -233,7 +233,7 @@ def scale(
     *,
     tf32: bool = False,
     graph: bool = False,
-    on: str | Host = "server",
+    on: str | Host | None = None,
     tp_plan: TensorParallelPlan | None = None,
     compiled: bool = False,
     interference: float = INTERFERENCE,
@@ -254,7 +254,7 @@ def scale(
         )
     if not 0 <= interference < 1:
         raise KernelcastError(f"interference is a share from 0 to below 1, not {interference}")
-    machine = calibrated_host(on, conditions)
+    machine = calibrated_host(on or usual_host(root_of(gpu).id), conditions)
     rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, tp_plan, compiled)
     if layout.pp == 1:
         table, stages = None, [_whole_step(rank, interference)]

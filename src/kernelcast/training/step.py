@@ -16,7 +16,7 @@ from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.end_to_end import Setting
 from kernelcast.forecast.predict_table import Times
-from kernelcast.hardware import Gpu
+from kernelcast.hardware import Gpu, root_of
 from kernelcast.hardware import gpu as named_gpu
 from kernelcast.ops.work import Array
 from kernelcast.results import NOTHING, HtmlRepr, Interval
@@ -28,6 +28,7 @@ from kernelcast.schedule import (
     Memory,
     Timeline,
     host,
+    usual_host,
 )
 from kernelcast.schedule.timeline import stream_ends
 from kernelcast.stacks import stack as named_stack
@@ -153,9 +154,9 @@ def launch_costs(trace: Trace, machine: Host) -> Array:
 
 
 def launching_s(launches: float, machine: Host) -> float:
-    """Host time of the kernels that one op launches; a series of them costs the op itself once."""
+    """Host time of the kernels that one op launches: PyTorch's dispatcher once, for each more the library's launch."""
     each_s = machine.series_s or machine.launch_s
-    return machine.launch_s * min(launches, SERIES) + each_s * max(0, launches - SERIES)
+    return machine.launch_s * min(launches, 1.0) + each_s * max(0.0, launches - 1)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,8 @@ class LaunchQueue:
         busy_s = np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels])
         # the first of many kernels runs while the others are launched, no faster than that
         more_s = np.maximum(0.0, launches_s[launching] - machine.launch_s) * (not graph)
-        once_s = machine.graph_s + machine.compiled_s * compiled
+        # torch.compile copies a call's inputs to where the graph reads them (cudagraph_trees.py)
+        once_s = machine.graph_s + (machine.compiled_s + machine.launch_s) * compiled
         return cls(
             kernels=kernels,
             indices=tuple(kernels_by_op[i][0] for i in launching),
@@ -200,7 +202,6 @@ class LaunchQueue:
 # Campaigns take other inputs for every call, so the learned predictor is most accurate in that state; what L2 still
 # holds of what an op before has made, `l2_reuse` finds out.
 STEP = Conditions(input_rotation=np.inf)
-SERIES = 32  # kernels of one op, from which on they are a loop's of a library, as of cuDNN's recurrent networks
 LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from which a run counts as launch-bound
 
 
@@ -394,7 +395,7 @@ def run_step(
     *,
     tf32: bool = False,
     graph: bool = False,
-    on: str | Host = "server",
+    on: str | Host | None = None,
     times: Times | None = None,
     oversized: bool = False,
 ) -> Step:
@@ -405,7 +406,7 @@ def run_step(
         raise KernelcastError(f"{trace.name} launches no kernel")
     if not oversized:
         check_fits(trace, gpu)
-    machine = calibrated_host(on, conditions)
+    machine = calibrated_host(on or usual_host(root_of(gpu).id), conditions)
     times = times or Times(gpu, conditions)
     settings = OpSettings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
     kernels = list(enumerate(predict_ops(trace.ops, times, lambda op: op_cost(op, settings, gpu))))

@@ -23,7 +23,7 @@ from kernelcast.training.job import TrainingJob
 from kernelcast.training.layer_kernels import CONTEXT, EXPERT, PASSES, TENSOR, Pass, Unit
 from kernelcast.training.passes import Builder
 from kernelcast.training.schedules import dual_pipe_end, stage_ends
-from kernelcast.training.step import SERIES, STEP, calibrated_host
+from kernelcast.training.step import STEP, calibrated_host
 from kernelcast.training.training_forecast import TrainingForecast
 
 PARTS = (
@@ -64,7 +64,8 @@ class UnitTimes:
 def _eager_s(unit: Unit, ops: Array, kernels: Array, job: TrainingJob, machine: Host) -> Array:
     """Of the host, by pass: kernels, and what PyTorch and Python do for their ops and beside them."""
     recorded_s, backward_s = machine.recorded_s, machine.backward_s
-    seconds = kernels * machine.launch_s + ops * np.array([recorded_s, backward_s, backward_s, recorded_s])
+    more_s = (kernels - ops) * (machine.series_s or machine.launch_s)
+    seconds = ops * machine.launch_s + more_s + ops * np.array([recorded_s, backward_s, backward_s, recorded_s])
     if not job.cuda_graphs:
         views = job.stack.linear_views
         seconds[0] += unit.linears * (views[0] * machine.view_s + job.stack.linear_calls * machine.python_s)
@@ -78,7 +79,7 @@ def _launches(one: Pass, job: TrainingJob, times: Times | None = None) -> float:
         return 0.0
     outside = ("experts", "permutation", EXPERT) if job.cuda_graphs else None
     kernels = sum(
-        kernel.launches * (min(times[kernel.call].launches, SERIES) if times else 1.0)
+        kernel.launches * (times[kernel.call].launches if times else 1.0)
         for kernel in one.kernels
         if outside is None or kernel.part in outside
     )

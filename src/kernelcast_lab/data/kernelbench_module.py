@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -41,35 +42,33 @@ def empty(text: str, sizes: Mapping[str, Any]) -> torch.Tensor:
 
 
 class Steps(nn.Module):
-    """Modules and expressions, one after another; a model that was built and never put in evaluation mode."""
+    """Modules and expressions, one after another; a model that was built and never put in evaluation mode.
+
+    ``forward`` is compiled into one function, so that the host makes the Python calls of the benchmark's own modules: a
+    loop over the steps would add to the time of an op that takes a few microseconds.
+    """
 
     def __init__(self, problem: Mapping[str, Any], version: str) -> None:
         super().__init__()
         sizes = problem[version]
-        self.names: dict[str, Any] = {**_NAMES, **sizes}
+        names: dict[str, Any] = {**_NAMES, **sizes}
         for name, text in problem["define"].items():
-            self.names[name] = eval(text, self.names)
-        self.steps = [self._step(text) for text in problem.get(f"{version}_run", problem["run"])]
-        self.parts = nn.ModuleList(step for _, step in self.steps if isinstance(step, nn.Module))
-        weights = problem.get("weights", {})
-        self.weights = nn.ParameterDict({name: nn.Parameter(empty(shape, sizes)) for name, shape in weights.items()})
-
-    def _step(self, text: str) -> tuple[str, Any]:
-        """The name that a step sets, and the module or the code whose value that is."""
-        if text.startswith("nn."):
-            with torch.device("meta"):
-                return "x", eval(text, self.names)
-        name, _, value = text.rpartition(" = ")
-        return name or "x", compile(value, text, "eval")
-
-    def forward(self, *inputs: Any) -> Any:
-        names = {**self.names, **dict(self.weights.items()), **dict(zip("xyz", inputs, strict=False))}
-        for name, step in self.steps:
-            if isinstance(step, nn.Module):
-                names[name] = step(*names["x"]) if isinstance(names["x"], tuple) else step(names["x"])
+            names[name] = eval(text, names)
+        lines = ["def forward(x, y=None, z=None):"]
+        for name, shape in problem.get("weights", {}).items():
+            setattr(self, name, nn.Parameter(empty(shape, sizes)))
+            lines.append(f"{name} = self.{name}")
+        for at, text in enumerate(problem.get(f"{version}_run", problem["run"])):
+            if text.startswith("nn."):
+                with torch.device("meta"):
+                    setattr(self, f"part{at}", eval(text, names))
+                lines.append(f"x = self.part{at}(*x) if isinstance(x, tuple) else self.part{at}(x)")
             else:
-                names[name] = eval(step, names)
-        return names["x"]
+                name, _, value = text.rpartition(" = ")
+                lines.append(f"{name or 'x'} = {value}")
+        names["self"] = weakref.proxy(self)
+        exec("\n    ".join([*lines, "return x"]), names)
+        self.forward = names["forward"]
 
     def train(self, mode: bool = True) -> Self:
         """The benchmark times modules as they were built: batch norm of batch statistics, dropout on."""

@@ -156,7 +156,7 @@ def _step(record: RunRecord, target: Gpu, conditions: Conditions, folder: Path) 
     )  # fmt: skip
     step = run_step(
         fuse(trace) if parameters.get("compile") else trace, target, step_conditions(conditions),
-        tf32=parameters.get("dtype") == "tf32", graph=graph, on=parameters.get("host", "server"),
+        tf32=parameters.get("dtype") == "tf32", graph=graph, on=parameters.get("host"),
     )  # fmt: skip
     return step_run(record.name, step, record.measured)
 

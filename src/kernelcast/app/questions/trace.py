@@ -58,9 +58,14 @@ class StepParameters(Question):
         bool, option(help="activation checkpointing: recompute in the backward pass (Hugging Face models)")
     ] = False
     graph: Annotated[bool, option(help="kernels replay from a CUDA graph")] = False
-    host: Annotated[str, option(metavar="NAME", help="whose time to launch kernels", values=shared.host_names)] = (
-        "server"
-    )
+    host: Annotated[
+        str | None,
+        option(
+            metavar="NAME",
+            help="whose time to launch kernels; default: a server of the GPU's years",
+            values=shared.host_names,
+        ),
+    ] = None
     dp: Annotated[int, option(help="data parallel size; --batch is per rank")] = 1
     tp: shared.Tp = 1
     pp: shared.Pp = 1
@@ -84,7 +89,8 @@ class StepParameters(Question):
 
         optimizer = None if self.optimizer == "none" else self.optimizer
         check_options(mode, self.accumulate, self.attention, optimizer, self.precision or "pure", "bf16")
-        host(self.host)
+        if self.host:
+            host(self.host)
         parallel = self.given(*self.parallel_sizes)
         if mode == "inference" and (given := [*parallel, *self.given("accumulate")]):
             raise KernelcastError(f"{given[0]} is of training: add `mode` training, or ask kernelcast infer")

@@ -223,7 +223,7 @@ def _pooled(op: Op) -> Sequence[int]:
 
 _FORMATS = {"any": "bool", "all": "bool", "argmax": "int64", "argmin": "int64"}  # others: as the first input
 _SHAPES: dict[str, Callable[[Op], Sequence[int]]] = {
-    **dict.fromkeys((*REDUCTIONS, "argmax", "argmin"), _reduced),
+    **dict.fromkeys((*REDUCTIONS, "logsumexp", "argmax", "argmin"), _reduced),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "native_layer_norm", "_fused_rms_norm",
                      "rms_norm", "native_group_norm", "native_batch_norm", "_softmax_backward_data",
                      "_log_softmax_backward_data", "_scaled_dot_product_cudnn_attention",

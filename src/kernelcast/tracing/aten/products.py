@@ -38,7 +38,11 @@ def layout(a: Tensor, b: Tensor) -> str:
 
 
 def _product(a: Tensor, b: Tensor, settings: OpSettings, kernel: str = "gemm", **sizes: int) -> Launch:
+    """A matrix by a column is a row by its transpose: the same call of cuBLAS, and the form that was measured."""
     (m, k), n = a.shape[-2:], b.shape[-1]
+    if kernel == "gemm" and not sizes and n == 1 < m:
+        return launch("matmul", kernel, m=1, n=m, k=k, layout="nn" if _column_major(a) else "tn",
+                      dtype=matrix_format(a, settings))  # fmt: skip
     sizes = {"m": m, "n": n, "k": k, **sizes}
     return launch("matmul", kernel, **sizes, layout=layout(a, b), dtype=matrix_format(a, settings))
 
@@ -76,7 +80,7 @@ def _bmm(op: Op, settings: OpSettings) -> Iterator[Launch]:
 @rule("mv", "addmv")
 def _mv(op: Op, settings: OpSettings) -> Iterator[Launch]:
     a = next(x for x in op.inputs if len(x.shape) == 2)
-    yield launch("matmul", "gemm", m=1, n=a.shape[0], k=a.shape[1], dtype=matrix_format(a, settings))
+    yield _product(a, Tensor((a.shape[1], 1), (1, 1), a.dtype), settings)
 
 
 @rule("dot", "vdot")

@@ -59,7 +59,7 @@ def _loss_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "any", "all", "linalg_vector_norm", "norm", "var", "var_mean",
-               "std", "max", "min", "logsumexp", "nansum", "count_nonzero", "std_mean")  # fmt: skip
+               "std", "max", "min", "nansum", "count_nonzero", "std_mean")  # fmt: skip
 
 
 @rule(*REDUCTIONS)
@@ -75,6 +75,22 @@ def _reduce(op: Op, settings: OpSettings) -> Iterator[Launch]:
         yield by_rows("reduction", "reduce_sum", x, outputs, reduced, axis="cols")
     else:
         yield by_rows("reduction", "reduce_sum", x, reduced, outputs, axis="rows")
+
+
+@rule("logsumexp")
+def _log_sum_exp(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """The maximum, where that is infinite a zero, the exponentials of what is left, their sum, its logarithm
+    (``logsumexp_out_impl`` in ReduceOps.cpp)."""
+    x, y = op.inputs[0], op.outputs[0]
+    reduction = tuple(_reduce(op, settings))
+    yield from reduction
+    for kernel in ("neg", "add", "masked_fill"):  # abs, eq, masked_fill
+        yield vectorised("reduction", kernel, y)
+    yield over("reduction", x, axes=2, access="strided")
+    yield vectorised("reduction", "exp", x)
+    yield from reduction
+    for kernel in ("log", "add"):
+        yield vectorised("reduction", kernel, y)
 
 
 def reduced_axes(op: Op, x: Tensor) -> set[int]:
