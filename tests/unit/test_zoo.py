@@ -47,7 +47,7 @@ def test_kernels_of_the_zoo(found: list[Replayed]) -> None:
     assert far <= known
 
 
-# Over all 77 cases 8.6 and 13.6 (`kernelcast validate validation --models`). What is nearer for KernelBench's modules is
+# Over all 77 cases 8.6 and 13.6 (`kernelcast validate validation --models`): what is nearer for KernelBench is
 # farther here.
 MISSED = pytest.mark.xfail(strict=True, reason="walls with the machine's own host are 10.4 and 14.2% off")
 
