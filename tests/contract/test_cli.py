@@ -270,6 +270,8 @@ def test_a_pattern_filters_the_gpus_by_all_of_their_names(run: Run) -> None:
     assert "qwen3-30b-a3b-fp8" in ok(run, "models", "qwen3", "30b")
     assert "h200_nvl" in ok(run, "gpus", "hopper")
     assert [entry["id"] for entry in strict(ok(run, "gpus", "spark", "--json"))] == ["gb10"]
+    assert [entry["id"] for entry in strict(ok(run, "gpus", "sm_121", "--json"))] == ["gb10"]
+    assert "'sm_120' is an architecture" in refused(run, "gpu", "sm_120")
     assert "unknown gpu 'zzz'" in refused(run, "gpus", "zzz")
 
 

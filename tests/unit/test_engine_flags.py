@@ -150,7 +150,7 @@ def test_fp8_that_a_gpu_does_not_multiply_is_of_weights_alone(run: Run) -> None:
 @pytest.mark.parametrize(
     ("spelling", "name"),
     [("TensorRT-LLM", "trtllm"), ("trt-llm", "trtllm"), ("tensorrt_llm", "trtllm"), ("vLLM", "vllm"),
-     ("SGLang", "sglang"), ("PyTorch", "torch")],
+     ("SGLang", "sglang"), ("PyTorch", "torch"), ("vLLM 0.11", "vllm==0.11"), ("vllm:v0.11", "vllm==0.11")],
 )  # fmt: skip
 def test_engines_as_people_write_them(spelling: str, name: str, run: Run) -> None:
     line = ["infer", "llama-3.2-1b", "--gpu", "h100_sxm", "--json"]
