@@ -310,6 +310,7 @@ def test_own_gpu_file(run: Run, tmp_path: Path) -> None:
         ("base = ", "not readable as TOML"),
         ('base = "h100_sxm"\nname = "x"\nsm_cuont = 1\n', "unknown GPU field 'sm_cuont' (did you mean sm_count"),
         ('name = "x"\n', "missing"),
+        ('base = "h100sxx"\nname = "x"\n', "base: unknown gpu 'h100sxx' (did you mean h100_sxm"),
         ('base = "h100_sxm"\nsm_count = -1\n', "sm_count must be a positive number, not -1"),
     ],
 )

@@ -153,9 +153,11 @@ def _merged(path: Path, raw: dict[str, Any], chain: tuple[str, ...]) -> tuple[di
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     if "base" in raw:
-        base = f"{raw.pop('base')}.toml"
-        beside = path.parent / base
-        below = beside if beside.exists() else CATALOGUE / base
+        base = str(raw.pop("base"))
+        below = next((folder / f"{base}.toml" for folder in (path.parent, CATALOGUE)
+                      if (folder / f"{base}.toml").exists()), None)  # fmt: skip
+        if below is None:
+            raise KernelcastError(f"{path}: base: {unknown('gpu', base, gpu_ids())}")
         values, sources = _merged(below, read_toml(below, "GPU file"), (*chain, path.stem))
         for inherited in ("aliases", "unit_of", "published_flops_per_s"):  # they belong to the base alone
             values.pop(inherited, None)
