@@ -311,6 +311,7 @@ def test_own_gpu_file(run: Run, tmp_path: Path) -> None:
         ('base = "h100_sxm"\nname = "x"\nsm_cuont = 1\n', "unknown GPU field 'sm_cuont' (did you mean sm_count"),
         ('name = "x"\n', "missing"),
         ('base = "h100sxx"\nname = "x"\n', "base: unknown gpu 'h100sxx' (did you mean h100_sxm"),
+        ('base = "h100_sxm"\nname = "x"\ndram_bytes_per_s = 3350\n', "dram_bytes_per_s 3350 is too low: it is in"),
         ('base = "h100_sxm"\nsm_count = -1\n', "sm_count must be a positive number, not -1"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.errors import DoesNotFit, KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError, warn
 from kernelcast.files import complete
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, metric_quantity, widened
 from kernelcast.hardware import Gpu
@@ -215,7 +215,9 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
         if not _fits(name, value):
             known = ", ".join(_TERMS)
             raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
-    if set(gpus) != {content.get("about", {}).get("gpu")}:
+    measured_on = content.get("about", {}).get("gpu")
+    if set(gpus) != {measured_on}:
+        warn(f"{path} was fitted on {measured_on}: for other GPUs only its host times are used")
         overheads = {name: value for name, value in overheads.items() if name in HOST_OVERHEADS}
     others = {name: value for name, value in overheads.items() if name != HOST_FACTOR}
     return replace(stack.with_host(overheads.get(HOST_FACTOR, 1.0)), **others)
