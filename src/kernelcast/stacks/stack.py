@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.errors import unknown
+from kernelcast.errors import KernelcastError
 from kernelcast.toml_folder import ids_in, read_from
 
 _SERVING, _LIBRARIES = (Path(__file__).parent / name for name in ("catalogue", "libraries"))
@@ -244,7 +244,8 @@ def stack(name: str) -> Stack:
     known = {_version(each.release): each for each in (read_from(_SERVING, Stack, name) for name in _releases(engine))}
     wanted = _version(release)
     if not wanted or wanted < min(known):
-        raise unknown(f"release of {stack(engine).name}", release, [each.release for _, each in sorted(known.items())])
+        in_order = ", ".join(known[each].release for each in sorted(known))
+        raise KernelcastError(f"unknown release of {stack(engine).name} {release!r}; known: {in_order}, and newer ones")
     file = known[max(each for each in known if each <= wanted)]
     if minor_release(release) == minor_release(file.release):
         return replace(file, release=release)
