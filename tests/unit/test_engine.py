@@ -382,7 +382,7 @@ def test_who_comes_during_a_step_runs_in_the_one_after_the_next() -> None:
     both = []
     for ahead in (False, True):
         serial = stack("vllm").synchronous()  # steps of one length
-        alike = {"request_s": 0.0, "front_s": 0.0, "token_s": 0.0, "launch_s": 0.0}
+        alike: dict[str, Any] = {"request_s": 0.0, "front_s": 0.0, "token_s": 0.0, "launch_s": 0.0}
         where = replace(place(), stack=replace(serial, eager_ops=(), **alike))
         own = engine_settings(where, {"async_scheduling": ahead})
         found = run(Service(EnginePool(where, own)), asked([0.0, 1.0], [64, 16], [400, 2]))

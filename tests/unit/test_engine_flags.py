@@ -64,7 +64,7 @@ def test_every_name_is_of_a_parameter_and_of_no_other() -> None:
         ("--chunked-prefill-size -1", "--chunk 0"), ("--max_num_tokens 32", "--chunk 32"),
         ("--max-num-seqs 8", ""), ("--max-model-len 4096", ""), ("--context-length 4096", ""),
         ("--mem-fraction-static 0.8", "--gpu-memory-utilization 0.8"), ("--disable-cuda-graph", "--enforce-eager"),
-        ("--trust-remote-code --port 8000 --served-model-name x", ""),
+        ("--trust-remote-code --port 8000 --served-model-name x --load-format dummy --no-enable-log-requests", ""),
     ],
 )  # fmt: skip
 def test_infer_takes_engines_flags(run: Run, engine: str, here: str) -> None:
