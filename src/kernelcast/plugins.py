@@ -20,4 +20,6 @@ def plugin(group: str, name: str) -> Any:
     for point in entry_points(group):
         if point.name == name:
             return point.load()
-    raise KernelcastError(f"{name!r} is part of kernelcast-lab, which is not installed: pip install kernelcast-lab")
+    raise KernelcastError(
+        f"{name!r} is part of kernelcast-lab, which is not installed: pip install ./src/kernelcast_lab in a clone"
+    )

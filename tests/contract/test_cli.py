@@ -270,6 +270,8 @@ def test_a_pattern_filters_the_gpus_by_all_of_their_names(run: Run) -> None:
     assert "qwen3-30b-a3b-fp8" in ok(run, "models", "qwen3", "30b")
     assert "h200_nvl" in ok(run, "gpus", "hopper")
     assert [entry["id"] for entry in strict(ok(run, "gpus", "spark", "--json"))] == ["gb10"]
+    assert [entry["id"] for entry in strict(ok(run, "gpus", "sm_121", "--json"))] == ["gb10"]
+    assert "'sm_120' is an architecture" in refused(run, "gpu", "sm_120")
     assert "unknown gpu 'zzz'" in refused(run, "gpus", "zzz")
 
 
@@ -308,6 +310,8 @@ def test_own_gpu_file(run: Run, tmp_path: Path) -> None:
         ("base = ", "not readable as TOML"),
         ('base = "h100_sxm"\nname = "x"\nsm_cuont = 1\n', "unknown GPU field 'sm_cuont' (did you mean sm_count"),
         ('name = "x"\n', "missing"),
+        ('base = "h100sxx"\nname = "x"\n', "base: unknown gpu 'h100sxx' (did you mean h100_sxm"),
+        ('base = "h100_sxm"\nname = "x"\ndram_bytes_per_s = 3350\n', "dram_bytes_per_s 3350 is too low: it is in"),
         ('base = "h100_sxm"\nsm_count = -1\n', "sm_count must be a positive number, not -1"),
     ],
 )

@@ -45,6 +45,7 @@ EVIDENCE = EndToEnd(
         ({}, "seen"),
         ({"parallelism": "tp8"}, "seen"),  # the same kind of parallelism
         ({"dtype": "fp8", "workload": "offline"}, "seen"),  # aspects of the recipe, not of the run
+        ({"release": "v0.22.1"}, "seen"),  # a patch of it
         ({"stack": "vllm==0.5", "release": "0.5"}, "near"),  # another release of the same engine
         ({"gpu": "h100_sxm"}, "near"),
         ({"model_class": "experts"}, "near"),
@@ -162,7 +163,11 @@ def test_an_older_release_is_a_file_beside_the_newest() -> None:
     old, new = stack("vllm==0.5"), stack("vllm")
     assert (old.engine, old.release, old.kernels) == ("vllm", "0.5", new.kernels)
     assert stack(f"vllm=={new.release}") == new
-    assert stack("vllm==0.11") == replace(stack("vllm==0.8"), release="0.11")  # by the newest file that is not newer
+    by_older = replace(stack("vllm==0.8"), release="0.11", name="vLLM 0.11 (as 0.8)")
+    assert stack("vllm==0.11") == by_older  # by the newest file that is not newer
+    assert stack("vllm==0.8.5.post1") == replace(stack("vllm==0.8"), release="0.8.5.post1")
+    assert stack("vllm==99").name == f"vLLM 99 (as {new.release})"
+    assert stack("trtllm==1.1.0rc3").release == "1.1.0rc3"
     with pytest.raises(kc.KernelcastError, match=r"release of vLLM '0\.4'.*known: .*0\.5"):
         stack("vllm==0.4")
     load = Workload.equal(32, 256, 65)

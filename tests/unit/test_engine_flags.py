@@ -64,7 +64,7 @@ def test_every_name_is_of_a_parameter_and_of_no_other() -> None:
         ("--chunked-prefill-size -1", "--chunk 0"), ("--max_num_tokens 32", "--chunk 32"),
         ("--max-num-seqs 8", ""), ("--max-model-len 4096", ""), ("--context-length 4096", ""),
         ("--mem-fraction-static 0.8", "--gpu-memory-utilization 0.8"), ("--disable-cuda-graph", "--enforce-eager"),
-        ("--trust-remote-code --port 8000 --served-model-name x", ""),
+        ("--trust-remote-code --port 8000 --served-model-name x --load-format dummy --no-enable-log-requests", ""),
     ],
 )  # fmt: skip
 def test_infer_takes_engines_flags(run: Run, engine: str, here: str) -> None:
@@ -150,7 +150,7 @@ def test_fp8_that_a_gpu_does_not_multiply_is_of_weights_alone(run: Run) -> None:
 @pytest.mark.parametrize(
     ("spelling", "name"),
     [("TensorRT-LLM", "trtllm"), ("trt-llm", "trtllm"), ("tensorrt_llm", "trtllm"), ("vLLM", "vllm"),
-     ("SGLang", "sglang"), ("PyTorch", "torch")],
+     ("SGLang", "sglang"), ("PyTorch", "torch"), ("vLLM 0.11", "vllm==0.11"), ("vllm:v0.11", "vllm==0.11")],
 )  # fmt: skip
 def test_engines_as_people_write_them(spelling: str, name: str, run: Run) -> None:
     line = ["infer", "llama-3.2-1b", "--gpu", "h100_sxm", "--json"]

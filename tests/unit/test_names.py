@@ -367,6 +367,7 @@ MI300 | did you mean mi300a, mi300x
 H20-3e | h20
 titan | kernelcast collect --specs
 RX 7900 XTX | RDNA
+rx7900xtx | RDNA
 AMD Radeon RX 7900 XTX | RDNA
 NVIDIA GeForce RTX 4090 Laptop GPU | laptop
 NVIDIA H100 80GB HBM3 MIG 1g.10gb | MIG

@@ -12,7 +12,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast import models
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, KernelcastWarning
 from kernelcast.inference.forward import Deployment
 from kernelcast.serving.calibrate import calibrate, calibration_requests
 from kernelcast.serving.load import Load
@@ -188,7 +188,8 @@ def test_terms_go_through_a_file(tmp_path: Path, slow: Stack) -> None:
     file = tmp_path / "server.json"
     write_overheads(file, replace(slow, spread=0.03), {"model": "llama-3.1-8b", "gpu": "NVIDIA H200"})
     assert read_overheads(file, stack("vllm"), {"NVIDIA H200"}) == replace(slow, spread=0.03)
-    other = read_overheads(file, stack("vllm"), {"NVIDIA H200", "NVIDIA L4"})
+    with pytest.warns(KernelcastWarning, match="fitted on NVIDIA H200: for other GPUs only its host times are used"):
+        other = read_overheads(file, stack("vllm"), {"NVIDIA H200", "NVIDIA L4"})
     assert other == replace(slow, spread=0.0, prompt_factor=1.0, decode_factor=1.0)
     with pytest.raises(KernelcastError, match="a server of vllm, not of sglang"):
         read_overheads(file, stack("sglang"), {"NVIDIA H200"})

@@ -22,6 +22,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.ops.work import Array
 from kernelcast.results import EXTRAPOLATED, LEVELS, NEAR, SEEN
+from kernelcast.stacks.stack import minor_release
 
 FILE = Path(__file__).parent / "weights" / "end_to_end.json"
 ERRORS_BY = ("source", "gpu", "model", "stack", "support")  # what errors are kept by
@@ -94,6 +95,11 @@ class Setting:
     def engine(self) -> str:
         """The stack without its release."""
         return self.stack.partition("==")[0]
+
+    @property
+    def minor_release(self) -> str:
+        """The release without its patch: fixes change no times."""
+        return minor_release(self.release)
 
     @property
     def parallel_axes(self) -> str:
@@ -181,7 +187,7 @@ class EndToEnd:
         """The level of each aspect by itself: seen where a run with it was measured on this engine."""
         own = [run for run in self.runs if run.engine == setting.engine]
         return {
-            "engine": _level(own, lambda run: run.release == setting.release, lambda run: True),
+            "engine": _level(own, lambda run: run.minor_release == setting.minor_release, lambda run: True),
             "host": _level(
                 self.runs, lambda run: run.gpu == setting.gpu, lambda run: run.gpu_class == setting.gpu_class
             ),
@@ -225,8 +231,8 @@ class EndToEnd:
         return found or EXACT
 
 
-_DIFFERENCES = {"release": "release", "gpu": "GPU", "model_class": "class of model", "parallel_axes": "parallelism",
-                "gpu_class": "class of GPU"}  # fmt: skip
+_DIFFERENCES = {"minor_release": "release", "gpu": "GPU", "model_class": "class of model",
+                "parallel_axes": "parallelism", "gpu_class": "class of GPU"}  # fmt: skip
 _COLUMNS = tuple(each.name for each in fields(Setting))
 _UNIT = re.compile("_(s|us|ms)$")
 

@@ -18,6 +18,7 @@ from kernelcast.toml_folder import parse_toml, read_toml
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 _TABLES = (*RATE_TABLES, "published_flops_per_s")
+_LEAST_RATE = 1e6  # less is a number of MHz or GB/s
 TOLERANCE = 0.03  # vendors round clocks and peaks
 _ORDERED = (
     ("clock_base_hz", "clock_boost_hz"),
@@ -153,9 +154,11 @@ def _merged(path: Path, raw: dict[str, Any], chain: tuple[str, ...]) -> tuple[di
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     if "base" in raw:
-        base = f"{raw.pop('base')}.toml"
-        beside = path.parent / base
-        below = beside if beside.exists() else CATALOGUE / base
+        base = str(raw.pop("base"))
+        below = next((folder / f"{base}.toml" for folder in (path.parent, CATALOGUE)
+                      if (folder / f"{base}.toml").exists()), None)  # fmt: skip
+        if below is None:
+            raise KernelcastError(f"{path}: base: {unknown('gpu', base, gpu_ids())}")
         values, sources = _merged(below, read_toml(below, "GPU file"), (*chain, path.stem))
         for inherited in ("aliases", "unit_of", "published_flops_per_s"):  # they belong to the base alone
             values.pop(inherited, None)
@@ -196,6 +199,9 @@ def contradictions(gpu: Gpu) -> Iterator[str]:
         low, high = getattr(gpu, less), getattr(gpu, more)
         if low is not None and high is not None and low > high:
             yield f"{less} {low:g} is more than {more} {high:g}"
+    for name in NUMBERS:
+        if name.endswith(("_hz", "_bytes_per_s")) and 0 < (number := getattr(gpu, name) or 0) < _LEAST_RATE:
+            yield f"{name} {number:g} is too low: it is in {'Hz' if name.endswith('_hz') else 'bytes a second'}"
     if gpu.l2_bytes_per_s < gpu.dram_bytes_per_s:
         yield (
             f"l2_bytes_per_clk {gpu.l2_bytes_per_clk:g} at {gpu.clock_boost_hz / 1e6:g} MHz is "

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.errors import DoesNotFit, KernelcastError
+from kernelcast.errors import DoesNotFit, KernelcastError, warn
 from kernelcast.files import complete
 from kernelcast.forecast.end_to_end import EXACT, Setting, WholeSupport, end_to_end, metric_quantity, widened
 from kernelcast.hardware import Gpu
@@ -119,12 +119,17 @@ def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int, dr
         room, each = room * (1 - stack.state_share), each - states / context
     if room <= 0:
         gib = 2**30
+        if taken["weights"] + taken["stack"] >= gpu.allocatable_bytes:
+            advice = "more GPUs (`tp`) or a smaller format: the weights alone are too large"
+        else:
+            advice = "more GPUs (`tp`), a smaller format or `max_num_batched_tokens`, or a higher " \
+                     "`gpu_memory_utilization`"  # fmt: skip
         raise DoesNotFit(
             f"{deployment.model.name} on {deployment.layout.gpus} x {gpu.id} leaves no memory for a KV "
             f"cache: weights take {taken['weights'] / gib:.1f} GiB, steps of {settings.max_num_batched_tokens:,} "
             f"tokens {taken['activation'] / gib:.1f}, {stack.name} itself {taken['stack'] / gib:.1f} of the "
             f"{gpu.allocatable_bytes / gib:.1f} of a GPU, of which it fills a share of {stack.memory_share:g}; give "
-            f"more GPUs (`tp`), a smaller format, or a smaller `max_num_batched_tokens`"
+            f"{advice}"
         )
     if not each:
         return 1 << 40
@@ -210,7 +215,9 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
         if not _fits(name, value):
             known = ", ".join(_TERMS)
             raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
-    if set(gpus) != {content.get("about", {}).get("gpu")}:
+    measured_on = content.get("about", {}).get("gpu")
+    if set(gpus) != {measured_on}:
+        warn(f"{path} was fitted on {measured_on}: for other GPUs only its host times are used")
         overheads = {name: value for name, value in overheads.items() if name in HOST_OVERHEADS}
     others = {name: value for name, value in overheads.items() if name != HOST_FACTOR}
     return replace(stack.with_host(overheads.get(HOST_FACTOR, 1.0)), **others)

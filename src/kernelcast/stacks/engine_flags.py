@@ -62,10 +62,12 @@ NEGATIONS: Mapping[str, tuple[str, ...]] = {
 # Of a server or a benchmark, without effect on how long its work takes; and whether a value follows
 WITHOUT_EFFECT: Mapping[str, bool] = {
     **dict.fromkeys(("trust_remote_code", "disable_log_requests", "disable_log_stats", "enable_log_requests",
-                     "enable_auto_tool_choice", "ignore_eos", "save_result", "save_detailed"), False),
+                     "no_enable_log_requests", "enable_auto_tool_choice", "ignore_eos", "save_result",
+                     "save_detailed"), False),
     **dict.fromkeys(("host", "port", "served_model_name", "api_key", "tokenizer", "download_dir", "chat_template",
                      "tool_call_parser", "reasoning_parser", "base_url", "endpoint", "percentile_metrics",
-                     "metric_percentiles", "result_dir", "result_filename"), True),
+                     "metric_percentiles", "result_dir", "result_filename", "load_format", "tokenizer_mode",
+                     "revision"), True),
 }  # fmt: skip
 
 

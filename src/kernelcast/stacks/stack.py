@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.errors import unknown
+from kernelcast.errors import KernelcastError
 from kernelcast.toml_folder import ids_in, read_from
 
 _SERVING, _LIBRARIES = (Path(__file__).parent / name for name in ("catalogue", "libraries"))
@@ -235,15 +236,26 @@ def stack_ids() -> list[str]:
 
 @functools.cache
 def stack(name: str) -> Stack:
-    """The stack called ``name``; a release, as in "vllm==0.19", by the file of the newest one that is not newer."""
+    """The stack called ``name``; a release, as in "vllm==0.19", by the file of the newest one that is not newer, which
+    its name says."""
     engine, _, release = name.lower().partition("==")
     if not release or engine not in stack_ids():
         return read_from(_SERVING, Stack, name)
     known = {_version(each.release): each for each in (read_from(_SERVING, Stack, name) for name in _releases(engine))}
     wanted = _version(release)
     if not wanted or wanted < min(known):
-        raise unknown(f"release of {stack(engine).name}", release, [each.release for _, each in sorted(known.items())])
-    return replace(known[max(each for each in known if each <= wanted)], release=release)
+        in_order = ", ".join(known[each].release for each in sorted(known))
+        raise KernelcastError(f"unknown release of {stack(engine).name} {release!r}; known: {in_order}, and newer ones")
+    file = known[max(each for each in known if each <= wanted)]
+    if minor_release(release) == minor_release(file.release):
+        return replace(file, release=release)
+    return replace(file, release=release, name=f"{stack(engine).name} {release} (as {file.release})")
+
+
+def minor_release(release: str) -> str:
+    """Of "0.22.1" or "v0.22.1rc1" "0.22": what a release is measured and described as; others stay as they are."""
+    found = re.match(r"v?(\d+\.\d+)", release)
+    return found[1] if found else release
 
 
 def _releases(engine: str) -> list[str]:
@@ -252,9 +264,9 @@ def _releases(engine: str) -> list[str]:
 
 
 def _version(release: str) -> tuple[int, ...]:
-    """The numbers of a release; none where it has others than "0.19" or "0.5.1"."""
-    parts = release.removeprefix("v").split(".")
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+    """The numbers of a release, "0.19", "v0.5.1" or "1.2.0rc3"; none where it has no such name."""
+    found = re.fullmatch(r"v?(\d+(?:\.\d+)*)(\.?(rc|post|dev)\d*)?([+-].*)?", release)
+    return tuple(map(int, found[1].split("."))) if found else ()
 
 
 @functools.cache

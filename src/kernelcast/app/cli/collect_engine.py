@@ -91,14 +91,15 @@ def _show(question: CollectQuestion, json: bool) -> None:
             print_json({"kind": step.step_type, **{k: v for k, v in asdict(step).items() if k != "step_type"}})
         return
     typer.echo(f"{question.model}: max_num_seqs {limits.max_num_seqs:,}, max_num_batched_tokens "
-               f"{limits.max_num_batched_tokens:,}, max_model_len {limits.max_model_len:,}, KV cache of "
+               f"{limits.max_num_batched_tokens:,},\nmax_model_len {limits.max_model_len:,}, KV cache of "
                f"{limits.kv_tokens:,} tokens")  # fmt: skip
+    typer.echo(f"\n{'step':40} steps  prompt tokens")
     rows: dict[str, list[str]] = {}
     for step in planned:
         rows.setdefault(_name(step), []).append(f"{step.prompt_tokens // step.prompts:,}" if step.prompts else "none")
     for name, prompts in rows.items():
-        typer.echo(f"{name:40} {len(prompts):3}  prompt tokens: {', '.join(prompts)}")
-    typer.echo(f"{'all':40} {len(planned):3}")
+        typer.echo(f"{name:40} {len(prompts):5}  {', '.join(prompts)}")
+    typer.echo(f"{'all':40} {len(planned):5}")
 
 
 def _name(step: PlannedStep) -> str:

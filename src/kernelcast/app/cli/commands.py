@@ -123,7 +123,8 @@ class CommandGroup(Examples, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             if args[0] in self.elsewhere:
-                raise KernelcastError(f"{args[0]} is a command of {self.elsewhere[args[0]]}, which is not installed")
+                raise KernelcastError(f"{args[0]} is a command of {self.elsewhere[args[0]]}, which is not installed: "
+                                      "pip install ./src/kernelcast_lab in a clone of the repository")  # fmt: skip
             raise unknown(self.noun, args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 

@@ -16,8 +16,8 @@ from kernelcast.app.questions.shared import Changes, Json, gpu_names, resolve_gp
 from kernelcast.app.report.json import print_json, to_json
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.learned import WEIGHTS
+from kernelcast.hardware import Gpu, gpu_ids, unknown_gpu
 from kernelcast.hardware import gpu as find_gpu
-from kernelcast.hardware import gpu_ids, unknown_gpu
 from kernelcast.ops import REGISTRY
 
 Pattern = Annotated[
@@ -47,13 +47,20 @@ def gpus(pattern: Pattern = None, json: Json = False) -> None:
 
     catalogue = sorted(map(find_gpu, gpu_ids()), key=architecture_age)
     if pattern:
-        names = {each.id: (each.id, each.name, each.architecture, *each.aliases) for each in catalogue}
+        names = {each.id: (each.id, each.name, each.architecture, _architecture_code(each), *each.aliases)
+                 for each in catalogue}  # fmt: skip
         fitting = matching(names, pattern, unknown_gpu)
         catalogue = [each for each in catalogue if each.id in fitting]
     if json:
         print(to_json([gpu_summary(gpu) for gpu in catalogue]))
     else:
         print_gpus(catalogue)
+
+
+def _architecture_code(gpu: Gpu) -> str:
+    """As compilers name it: sm_120, gfx942."""
+    code = gpu.compute_capability
+    return code if code.startswith("gfx") else f"sm_{code.replace('.', '')}"
 
 
 def gpu(id: GpuId, set: Changes = None, json: Json = False) -> None:

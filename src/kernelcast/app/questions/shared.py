@@ -89,8 +89,9 @@ PowerCap = Annotated[float | None, option(metavar="WATTS", help="power limit of 
 
 
 def engine_name(text: str) -> str:
-    """An engine as people write it: TensorRT-LLM, trt-llm, PyTorch."""
-    name, release, number = text.strip().partition("==")
+    """An engine as people write it, with its release or without: TensorRT-LLM, trt-llm, PyTorch, "vLLM 0.22",
+    vllm:v0.22.1."""
+    name, release, number = re.sub(r"[-_\s@:=]*v?(?=\d)", "==", text.strip(), count=1).partition("==")
     folded = re.sub(r"[-_\s]", "", name.lower())
     return _ENGINES.get(folded, name.strip().lower()) + release + number
 

@@ -100,7 +100,7 @@ def print_diagnosis(diagnosis: Diagnosis, name: str, top: int) -> None:
     """The run, its rows by what could be won, what to try, and what could not be matched."""
     profile = diagnosis.profile
     run = f"  {profile.source}, {plural(profile.launches, 'kernel')}, mostly {diagnosis.run_dtype}"
-    show(title(name, "", diagnosis.gpu.name, run), _summary(diagnosis), "")
+    show(title(name, "", diagnosis.gpu.name, run), *_summary(diagnosis), "")
     shown, rest = diagnosis.matched[:top], diagnosis.matched[top:]
     if shown:
         show(_table(shown), "", *_advice(shown))
@@ -115,7 +115,7 @@ def print_diagnosis(diagnosis: Diagnosis, name: str, top: int) -> None:
         show(support_text(_support(diagnosis), diagnosis.predictor))
 
 
-def _summary(diagnosis: Diagnosis) -> str:
+def _summary(diagnosis: Diagnosis) -> list[str]:
     profile = diagnosis.profile
     lines = [
         f"GPU time   {_us(diagnosis.profile.gpu_time_us)}, {percent(diagnosis.matched_share)} of it matched: predicted "
@@ -128,7 +128,7 @@ def _summary(diagnosis: Diagnosis) -> str:
         lines.append(f"{idle}: {reason.name}, {reason.detail}. Try {reason.advice}" if reason else idle)
     if profile.gpu_name and profile.gpu_name not in (diagnosis.gpu.name, diagnosis.gpu.id, *diagnosis.gpu.aliases):
         lines.append(f"measured   on {profile.gpu_name}; predicted for {diagnosis.gpu.name}")
-    return "\n".join(lines)
+    return lines
 
 
 def _table(rows: Sequence[DiagnosedCall]) -> Table:

@@ -41,7 +41,7 @@ function headline(answer, encoder, label) {
   const { first } = firstOf(answer);
   if (!first) return null;
   const { usd_per_million_tokens: cost, price } = first;
-  const name = `${first.gpus}\u00a0x\u00a0${label(first)}`;
+  const name = `${first.gpus} x ${label(first)}`.replaceAll(" ", "\u00a0"); // else its last word is its unit
   const how = `${replicasText(first)}, ${first.precision}, batch ${countText(first.batch)}`;
   const priced = price ? `${money(price.usd_per_hour)} USD a GPU-hour, ${price.date}` : "this GPU has no list price";
   const share = first.gpus > 1 ? `${digits(first.tokens_per_s_per_gpu, 3)} a GPU` : null;

@@ -45,8 +45,9 @@ function title(answer, gpu) {
   ];
 }
 
-function headline(answer) {
-  const kept = answer.without?.length ? "binds, of the limits that are kept" : "binds: no kernel can be faster";
+function headline(answer, gpu) {
+  const clock = gpu.clock_max_hz ? ` at ${(highestClock(answer, gpu) / 1e9).toFixed(2)} GHz, its highest clock` : "";
+  const kept = answer.without?.length ? "binds, of the limits that are kept" : `binds: no kernel can be faster${clock}`;
   return figures({ ...answer, time_s_low: answer.low_s, time_s_high: answer.high_s }, [
     ["time_s", "Predicted", timeText],
     ["ceiling_s", "Ceiling", timeText, "what the best kernels of this op reach"],
@@ -102,10 +103,18 @@ function limits(answer) {
   );
 }
 
+/** The highest clock of the GPU as the question changed it; it moves with the boost clock. */
+function highestClock(answer, gpu) {
+  const { clock_max_hz: changed, clock_boost_hz: boost = gpu.clock_boost_hz } = answer.gpu_changes ?? {};
+  return changed ?? ((gpu.clock_max_hz ?? gpu.clock_boost_hz) * boost) / gpu.clock_boost_hz;
+}
+
 /** Peaks of the GPU as the question changed it. */
 function peaksOf(answer, gpu) {
   const changes = answer.gpu_changes ?? {};
   const now = (name, original) => (changes[name] ?? original) / original;
+  const clock = highestClock(answer, gpu) / gpu.clock_boost_hz; // which the bound is at
+  const tensorClock = gpu.clock_tensor_hz ? now("clock_tensor_hz", gpu.clock_tensor_hz) : clock;
   const tensor = gpu.derived.tensor_flops_per_s;
   const given = answer.parameters.dtype;
   const dtype = [
@@ -118,8 +127,8 @@ function peaksOf(answer, gpu) {
   const format = dtype ? now(`tensor_flops_per_clk_sm.${dtype}`, gpu.tensor_flops_per_clk_sm[dtype]) : 1;
   return {
     dtype,
-    tensor: dtype ? tensor[dtype] * whole * now("clock_tensor_hz", gpu.clock_tensor_hz) * format : null,
-    vector: gpu.derived.fma_flops_per_s.fp32 * whole * now("clock_boost_hz", gpu.clock_boost_hz),
+    tensor: dtype ? tensor[dtype] * whole * tensorClock * format : null,
+    vector: gpu.derived.fma_flops_per_s.fp32 * whole * clock,
     dram: changes.dram_bytes_per_s ?? gpu.dram_bytes_per_s,
     l2:
       gpu.derived.l2_bytes_per_s *
@@ -256,7 +265,7 @@ export function answerOf(answer, gpu) {
   const peaks = peaksOf(answer, gpu);
   return [
     title(answer, gpu),
-    headline(answer),
+    headline(answer, gpu),
     limits(answer),
     card("On the roofline", { id: "roofline" }, onRoofline(answer, peaks)),
     card(

@@ -33,7 +33,7 @@ async function groupsOf() {
         modelField(modelList),
         configField,
         gpuField(gpuList),
-        field("stack", "Stack", { control: stackList.length > 4 ? "select" : "segment", options: stackList }),
+        field("stack", "Stack", { options: stackList }),
       ],
     },
     {

@@ -44,7 +44,7 @@ const loadGroups = (field) => ({
 
 const simulateGroups = (field, gpuList, stackList) => ({
   ...loadGroups(field),
-  where: [gpuField(gpuList), field("stack", "Stack", { control: "segment", options: stackList })],
+  where: [gpuField(gpuList), field("stack", "Stack", { control: "select", options: stackList })],
   layout: ["tp", "pp", "dp", "ep"].map((name) => field(name, name.toUpperCase())),
   copies: [
     field("replicas", "Replicas"),
@@ -83,7 +83,7 @@ const planGroups = (field, gpuList, stackList) => ({
       help: "none chosen: all with a price (minutes)",
       compact: false,
     }),
-    field("stack", "Stack", { control: "segment", options: stackList }),
+    field("stack", "Stack", { control: "select", options: stackList }),
   ],
   layout: [],
   copies: [],
