@@ -84,7 +84,7 @@ def client(model: str, port: str, folder: str, out: str, arguments: str, until: 
         result = json.loads(path.read_text())
         for key in ("generated_texts", "errors", "itls"):
             result.pop(key, None)
-        result |= {"serve_args": arguments, "ttfts": [round(x, 5) for x in result["ttfts"]]}
+        result |= {"serve_args": arguments, "tokenizer_id": model, "ttfts": [round(x, 5) for x in result["ttfts"]]}
         path.write_text(json.dumps(result))
 
 

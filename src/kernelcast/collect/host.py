@@ -104,12 +104,15 @@ def fitted(timed: Sequence[ProgramTimes], gaps: Mapping[str, float]) -> Host:
     low, high = (float(np.quantile(1 / off, q) * np.quantile(steps, q)) for q in (0.1, 0.9))
     error = 100 * float(np.abs(off - 1).mean())
     about = {"programs": f"{len(timed)} steps of small models, off by {error:.1f}% on average"}
-    return Host(
-        id="measured",
-        name=f"{platform.node() or 'this machine'}, Python {platform.python_version()}, PyTorch {torch.__version__}",
+    known: dict[str, Any] = {
         **{name: float(value) for name, value in zip(COSTS, factors * prior, strict=True)},
         **{name: getattr(usual, name) * scale for name in WITH_LAUNCHES},
         **gaps,
+    }
+    return Host(
+        id="measured",
+        name=f"{platform.node() or 'this machine'}, Python {platform.python_version()}, PyTorch {torch.__version__}",
+        **known,
         faster=max(0.05, 1 - low),
         slower=max(0.05, high - 1),
         sources=tuple({**about, "date": datetime.now(UTC).isoformat(timespec="seconds")}.items()),
