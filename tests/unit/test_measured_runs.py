@@ -66,7 +66,7 @@ def test_each_phase_sees_its_own_kernels(tmp_path: Path) -> None:
     assert "attention bf16 decode vllm" in decode and "attention bf16 prefill vllm" not in decode
     assert prefill["gemm bf16 vllm, tensor"] > 5 * prefill["gemm bf16 vllm, bytes"]
     assert decode["gemm bf16 vllm, bytes"] > 5 * decode["gemm bf16 vllm, tensor"]
-    assert sum(decode.values()) == pytest.approx(1.0) and decode[host_key("vllm")] > 0.02
+    assert sum(decode.values()) == pytest.approx(1.0) and decode[host_key("vllm")] > 0.01
 
 
 def test_a_prefill_moves_no_decode_attention(tmp_path: Path) -> None:

@@ -349,7 +349,7 @@ def trace(
     schedule: str = "1f1b", virtual_stages: int = 1, sequence_parallel: bool = False, set: Sequence[str] | None = None,
     power_cap: float | None = None, seq: int | None = None, dtype: str | None = None, precision: str | None = None,
     image_size: int | None = None, optimizer: str = "adamw", accumulate: int = 1, attention: str = "fused",
-    checkpointing: bool = False, graph: bool = False, host: str = "server", dp: int = 1, tp: int = 1, pp: int = 1,
+    checkpointing: bool = False, graph: bool = False, host: str | None = None, dp: int = 1, tp: int = 1, pp: int = 1,
     ep: int = 1, zero: int = 0, micro_batches: int = 1, **aliases: Unpack[_TraceAliases]
 ) -> Step | ScaledStep: ...
 @overload
@@ -360,7 +360,7 @@ def trace(
     virtual_stages: int = 1, sequence_parallel: bool = False, set: Sequence[str] | None = None,
     power_cap: float | None = None, seq: int | None = None, dtype: str | None = None, precision: str | None = None,
     image_size: int | None = None, optimizer: str = "adamw", accumulate: int = 1, attention: str = "fused",
-    checkpointing: bool = False, graph: bool = False, host: str = "server", dp: int = 1, tp: int = 1, pp: int = 1,
+    checkpointing: bool = False, graph: bool = False, host: str | None = None, dp: int = 1, tp: int = 1, pp: int = 1,
     ep: int = 1, zero: int = 0, micro_batches: int = 1, **aliases: Unpack[_TraceAliases]
 ) -> Trace: ...
 @overload

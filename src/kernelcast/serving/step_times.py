@@ -192,9 +192,9 @@ class StepTimes:
         return copied
 
     def _on_host(self, deployment: Deployment) -> Deployment:
-        """The deployment with the graphs that are captured, and the host's scale from measured runs."""
-        stack = deployment.stack.captured(self.limits.sequences * (1 + self.drafted))
-        return replace(deployment, stack=stack.with_host(self._times.conditions.host_scale(stack.id).factor))
+        """The deployment with the host's scale from measured runs."""
+        factor = self._times.conditions.host_scale(deployment.stack.id).factor
+        return deployment if factor == 1.0 else replace(deployment, stack=deployment.stack.with_host(factor))
 
     def _fitting_contexts(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
         """The contexts that so many sequences can have at once; ``whole``: all contexts, clipped to that."""
@@ -464,7 +464,11 @@ class StepTimeTables:
         sequences = min(settings.max_num_seqs, settings.kv_tokens)
         limits = StepLimits(settings.max_num_batched_tokens, sequences, context, max(settings.kv_tokens, context))
         draft = self._steps(speculation.draft, limits) if speculation and speculation.draft else None
-        return self._steps(pool.deployment, limits, drafted, draft)
+        deployment = pool.deployment
+        captured = deployment.stack.captured(settings.max_num_seqs * (1 + drafted))
+        if captured is not deployment.stack:
+            deployment = replace(deployment, stack=captured)
+        return self._steps(deployment, limits, drafted, draft)
 
     def _steps(
         self, deployment: Deployment, limits: StepLimits, drafted: int = 0, draft: StepTimes | None = None
