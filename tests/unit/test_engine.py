@@ -391,6 +391,42 @@ def test_who_comes_during_a_step_runs_in_the_one_after_the_next() -> None:
     assert later - soon == pytest.approx(step, rel=0.2)
 
 
+def test_tokens_wait_until_the_next_step_is_launched() -> None:
+    """Two prompts of 1,000 tokens in steps of 1,024: the second step has 976, more than the largest graph. Both are
+    launched by a host of 20 ms an op, far longer than their kernels: the first prompt's token comes with the end of the
+    second launch where a step is launched ahead, else with its own."""
+    serial = stack("vllm").synchronous()
+    alike: dict[str, Any] = {"request_s": 0.0, "front_s": 0.0, "token_s": 0.0, "launch_s": 0.02, "eager_ops": ()}
+    first_s: dict[tuple[bool, float], float] = {}
+    for ahead, factor in ((False, 1.0), (True, 1.0), (True, 2.0)):
+        where = replace(place(), stack=replace(serial, **alike, launch_factor=factor))
+        own = engine_settings(where, {"async_scheduling": ahead, "max_num_batched_tokens": 1024})
+        found = run(Service(EnginePool(where, own)), asked([0.0, 0.0], [1000, 1000], [2, 2]))
+        first_s[ahead, factor] = float(found.request_times.ttft_s[0])
+    alone_s = 0.02 * sum(each.count for each in forward(place(), Batch((1000,), (0,))))
+    assert first_s[False, 1.0] == pytest.approx(alone_s, rel=0.02)
+    assert first_s[True, 1.0] == pytest.approx(2 * alone_s, rel=0.02)
+    assert first_s[True, 2.0] == pytest.approx(4 * alone_s, rel=0.02)
+
+
+def test_a_token_that_is_held_back_lengthens_the_last_gap() -> None:
+    """Five steps of 10 ms, the tokens of the last 30 ms late."""
+    log = StepLog([0.0], [0.05], [5], [3], [0], [0], [0.1], [0])
+    log.hold(0.04, 0.03)
+    assert (log.start_s, log.end_s, log.steps) == ([0.0, 0.04], [0.04, pytest.approx(0.08)], [4, 1])
+    seconds, count, _ = log.gaps()
+    assert {round(s, 3): n for s, n in zip(seconds, count, strict=True) if n} == {0.01: 12, 0.04: 3}
+
+
+def test_servers_of_few_sequences_capture_fewer_graphs() -> None:
+    """vLLM: up to twice the tokens that a step decodes; SGLang's sizes do not depend on them."""
+    engine = stack("vllm")
+    assert [engine.captured(n).graph_tokens for n in (4, 20, 128, 256, 1024)] == [8, 40, 256, 512, 512]
+    assert engine.captured(1024) is engine and stack("sglang").captured(4) is stack("sglang")
+    seen = tables().of(EnginePool(place(), small("vllm")), asked([0.0], [100], [10])).deployment.stack.graph_tokens
+    assert seen == 2 * small("vllm").max_num_seqs
+
+
 def test_a_burst_waits_until_vllms_front_end_has_read_all_of_it() -> None:
     """64 requests of 16 tokens at once, 10 ms of the front end and 1 us a token each: the first is tokenised after 0.64
     s and 16 us, and after 10 ms where they pass one after another. The last is as late in both."""

@@ -152,3 +152,13 @@ def test_marlins_experts_reach_on_hopper_what_the_campaigns_measured_at_most() -
     assert capped_s == pytest.approx(least_s) and free_s < 0.6 * capped_s
     decodes = [times(infer(each, Workload.equal(8, 64, 2)))[("decode", "experts")] for each in (place, free)]
     assert decodes[0] == decodes[1]  # bound by memory
+
+
+def test_deepseek_v2_chooses_experts_by_pytorchs_ops_in_vllm() -> None:
+    """A router without a bias is not fused there: two selections and three kernels of the compiler a layer."""
+    v2, v3 = "deepseek-v2-lite", "moonlight-16b-a3b"
+    for model, engine, more in ((v2, "vllm", 5), (v2, "sglang", 0), (v3, "vllm", 0)):
+        where = deployed(model, on="h200_sxm", engine=stack(engine))
+        launches = [each for each in forward(where, Batch((64,), (0,))) if each.part == "router"]
+        layers = sum(each.count for each in launches if each.op == "gemm")
+        assert layers == 26 and sum(each.count for each in launches) == (1 + more) * layers
